@@ -187,7 +187,12 @@ def computes_bf16_natively(device: torch.device) -> bool:
     if device.type == "cpu":
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     supported = getattr(_module(device), "is_bf16_supported", None)
-    return bool(supported and supported(including_emulation=False))
+    if supported is None:
+        return False
+    try:
+        return bool(supported(including_emulation=False))
+    except TypeError:  # other devices than torch's own take no argument
+        return bool(supported())
 
 
 @functools.cache

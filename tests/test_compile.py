@@ -199,6 +199,7 @@ def test_a_loss_that_cannot_be_compiled_stops_its_run_in_one_line(settings, monk
     with pytest.raises(UnusableRun) as error:
         run(settings, model_name="replay", compile=True).execute()
     assert str(error.value).startswith("compile: torch cannot compile the loss (") and "\n" not in str(error.value)
+    assert "no compiler for this device" in str(error.value)
 
 
 def test_the_mode_is_the_one_asked_for_and_none_is_asked_for_by_default(settings, monkeypatch):

@@ -316,6 +316,44 @@ def test_stages_are_those_of_the_forward_pass():
         with_stages(nn.Sequential(nn.Flatten()), images)
 
 
+class Staged(nn.Module):
+    """As timm's: a container ``stages``, whose parts ``feature_info`` names."""
+
+    def __init__(self, *stages):
+        super().__init__()
+        self.stages = nn.Sequential(*stages)
+        self.feature_info = [{"module": f"stages.{number}"} for number in range(len(stages))]
+
+    def forward(self, images):
+        return self.stages(images)
+
+
+def test_the_stages_of_timms_models_are_those_that_they_name_with_channels_first():
+    class Last(nn.Module):
+        def forward(self, images):
+            return images.permute(0, 2, 3, 1)
+
+    layers = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 5, 1), Last()
+    images = torch.randn(2, 3, 6, 6)
+    _, stages = with_stages(Staged(*layers), images)
+    assert [stage.shape[1:] for stage in stages] == [(4, 6, 6), (5, 6, 6), (5, 6, 6)]
+    assert torch.equal(stages[1], stages[2])
+
+
+def test_stages_that_are_no_maps_are_one_line():
+    class Pair(nn.Module):
+        def forward(self, images):
+            return images, images
+
+    class Unused(Staged):
+        def forward(self, images):
+            return images
+
+    for backbone in (Staged(Pair()), Unused(nn.Identity())):
+        with pytest.raises(UserError, match="^convnet_type: the stages of .* give no maps, which this method needs"):
+            with_stages(backbone, torch.randn(2, 3, 6, 6))
+
+
 def test_quotas_may_differ_from_class_to_class(settings, registered):
     class Uneven(Replay):
         @classmethod

@@ -15,7 +15,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.engine.phase import Monitor
-from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.engine.step_cost import Operations, StepCost
 from pycil_wsc.learners.consolidating import configured_learner
 
 pytestmark = pytest.mark.slow
@@ -170,6 +170,34 @@ def test_a_view_of_a_parameter_in_a_module_without_gradients_is_counted():
     with cost.measured(2), torch.no_grad():
         layer(query.expand(2, -1, -1))
     assert cost.per_image == 2 * 4 * 3 * 5
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_the_backward_pass_of_a_convolution_costs_two_forward_passes(kind, groups):
+    """One for the gradient of the images, one for that of the weights, whatever its groups."""
+    layer, images = kind(8, 16, 3, stride=2, groups=groups), torch.randn(2, 8, 9, 9, requires_grad=True)
+    with Operations() as forward:
+        output = layer(images)
+    places = (9 if kind is torch.nn.ConvTranspose2d else 4) ** 2
+    assert forward.total == 2 * 2 * 8 * 16 * 9 // groups * places
+    with Operations() as backward:
+        output.sum().backward()
+    assert backward.total == 2 * forward.total
+    with Operations() as of_the_weight_alone:
+        layer(images.detach()).sum().backward()
+    assert of_the_weight_alone.total == 2 * forward.total, "forward and one gradient"
+
+
+def test_attention_is_counted_on_the_cpu_too():
+    """Two products of (16, 8) matrices for each of 2 x 4 heads; five of them backwards, as torch counts on a GPU."""
+    query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    with Operations() as forward:
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    assert forward.total == 2 * 2 * 2 * 4 * 16 * 16 * 8
+    with Operations() as backward:
+        output.sum().backward()
+    assert backward.total == 5 * 2 * 2 * 4 * 16 * 16 * 8
 
 
 def test_costs_per_image_are_those_that_torch_counts(costs):

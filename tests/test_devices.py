@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 import simulated_device
 import torch
 from structure import ROOT
 
+from pycil_wsc import devices
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.processes import Processes, backends
@@ -65,6 +67,14 @@ def test_a_device_that_torch_cannot_send_from_is_one_line(monkeypatch):
         UserError, match="^torchrun: torch knows no way to send tensors between devices of type 'vulkan'$"
     ):
         backends()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_bf16_is_asked_of_devices_whose_function_takes_no_argument(native, monkeypatch):
+    module = types.SimpleNamespace(is_bf16_supported=lambda: native)
+    monkeypatch.setattr(devices, "_module", lambda device: module)
+    monkeypatch.setattr(devices, "computes_bf16", lambda device: True)
+    assert devices.computes_bf16_natively.__wrapped__(torch.device("meta")) is native
 
 
 def test_everything_on_the_simulated_accelerator():

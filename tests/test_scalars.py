@@ -100,6 +100,10 @@ def test_the_numbers_are_the_results(nme, run, stand_in):
     check(stand_in, run(nme=nme).execute(), nme)
 
 
+def test_the_learning_rate_is_that_of_the_schedule_whatever_the_factor_of_the_backbone(run, stand_in):
+    check(stand_in, run(backbone_lr_factor=0.1).execute(), True)
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 10])
 def test_a_stop_doubles_no_step_and_leaves_none_out(number, before, run, stand_in):

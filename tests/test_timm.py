@@ -290,6 +290,23 @@ def test_wrong_options_and_missing_weights_are_one_line(settings):
         run(settings, "resnet18", pretrained=True)  # tests do not reach the hub
 
 
+def test_recomputed_activations_are_not_collected_in_batch_norm_twice():
+    """The same statistics, gradients and number of batches as without."""
+    images, found = torch.randn(4, 3, 64, 64), []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        network = make_backbone("timm:test_efficientnet", grad_checkpointing=recomputed).train()
+        for _ in range(2):
+            network(images).square().sum().backward()
+        found.append({name: value.clone() for name, value in network.state_dict().items()})
+        found[-1] |= {f"{name}.grad": parameter.grad for name, parameter in network.named_parameters()}
+        network.eval()(images)
+    plain, other = found
+    assert plain.keys() == other.keys() and any("running_mean" in name for name in plain)
+    for name, value in plain.items():
+        torch.testing.assert_close(other[name], value, msg=name)
+
+
 @pytest.mark.parametrize(
     "name, value",
     [

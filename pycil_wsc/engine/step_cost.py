@@ -1,16 +1,47 @@
 """The arithmetic cost of a training step, independent of the machine and its load."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any, ClassVar
 
-from torch._ops import OpOverload
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+
+def convolution_backward(
+    outgoing: Tensor, images: Tensor, weight: Tensor, *others: Any, out_val: Sequence[Tensor | None]
+) -> int:
+    """Each wanted gradient, of the images and of the weight, costs as much as the forward pass.
+
+    Torch's formula counts the gradient of a weight in groups once for each group, as if there were none.
+    """
+    transposed = others[4]
+    places = images if transposed else outgoing
+    wanted = sum(gradient is not None for gradient in out_val[:2])
+    return wanted * 2 * weight.numel() * len(places) * prod(places.shape[2:])
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **more: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def attention_backward(outgoing: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any, **more: Any) -> int:
+    return sdpa_backward_flop_count(outgoing.shape, query.shape, key.shape, value.shape)
+
+
+FORMULAS: dict[OpOverloadPacket, Callable[..., int]] = {  # where torch has none, or another
+    torch.ops.aten.convolution_backward: convolution_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+}
 
 
 class Operations(TorchDispatchMode):
-    """Counts floating-point operations by torch's formulas, as its ``FlopCounterMode`` does, but only their ``total``.
+    """Counts floating-point operations as torch's ``FlopCounterMode`` does, but only their ``total``.
 
     Torch's mode also follows the modules, which takes time and fails where one without gradients receives a view of a
     trainable parameter.
@@ -33,7 +64,8 @@ class Operations(TorchDispatchMode):
                 return output
             self.whole.add(func)
         output = func(*args, **kwargs)
-        if formula := flop_registry.get(func.overloadpacket):
+        packet = func.overloadpacket
+        if formula := FORMULAS.get(packet) or flop_registry.get(packet):
             self.total += formula(*args, **kwargs, out_val=output)
         return output
 

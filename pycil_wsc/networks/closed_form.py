@@ -62,7 +62,7 @@ class ComputedHead(nn.Module):
 class Sums(nn.Module):
     """Sums over all rows of features x and targets y so far.
 
-    ``gram``: of x xᵀ, (d, d); ``products``: of x yᵀ, (d, classes).
+    ``gram``: of x xᵀ, (d, d), and empty until there are rows; ``products``: of x yᵀ, (d, classes).
 
     Args:
         width: d.
@@ -74,7 +74,7 @@ class Sums(nn.Module):
 
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
-        self.register_buffer("gram", torch.zeros(width, width, dtype=dtype))
+        self.register_buffer("gram", torch.zeros(0, 0, dtype=dtype))
         self.register_buffer("products", torch.zeros(width, 0, dtype=dtype))
 
     def grow(self, num_classes: int) -> None:
@@ -84,8 +84,14 @@ class Sums(nn.Module):
     def add(self, features: Tensor, targets: Tensor) -> None:
         """Add rows: (n, d), (n, classes)."""
         features, targets = features.to(self.gram), targets.to(self.gram)
-        self.gram = self.gram + features.T @ features
+        squares = features.T @ features
+        self.gram = self.gram + squares if len(self.gram) else squares
         self.products = self.products + features.T @ targets
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+        if (gram := state.get(f"{prefix}gram")) is not None:
+            self.gram = self.gram.new_zeros(gram.shape)
+        super()._load_from_state_dict(state, prefix, *others)
 
     def one_hot(self, labels: Tensor) -> Tensor:
         """(n,) classes -> (n, classes) targets."""

@@ -1,8 +1,10 @@
 """The features of each stage of a backbone, for methods that distil them; others do not pay for them."""
 
+import re
+
 from torch import Tensor, nn
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
 
 
 def stages_of(backbone: nn.Module) -> list[nn.Module]:
@@ -10,7 +12,7 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
     names in ``feature_info``. Raises :class:`UserError` if it has none.
     """
     named = dict(backbone.named_modules())
-    own = [name for name in named if name.startswith("stage") and "." not in name]
+    own = [name for name in named if re.fullmatch(r"stage\d+", name)]  # not timm's `stages`, which has all of them
     info = getattr(backbone, "feature_info", None)
     names = own or [each["module"] for each in (info or ()) if each["module"] in named]
     if not names:
@@ -21,10 +23,13 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
 
 
 def with_stages(backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(features (B, d), the output of each stage: (B, channels, H, W)), by one forward pass.
+    """(features (B, d), the output of each stage: (B, channels, H, W), or a list of places), by one forward pass.
 
     A backbone with a method ``forward_stages`` gives them itself, as the built-in ones do; this can be compiled in one
     graph. The outputs of other backbones, as timm's, are caught by hooks, at which torch.compile parts the graph.
+
+    Raises :class:`UnusableRun` if there are none, or others than maps (B, channels, H, W) or (B, H, W, channels) and
+    lists of places (B, places, channels).
     """
     forward_stages = getattr(backbone, "forward_stages", None)
     if forward_stages is not None:
@@ -40,7 +45,18 @@ def with_stages(backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tenso
     finally:
         for handle in handles:
             handle.remove()
-    return features, outputs
+    if not outputs or not all(isinstance(output, Tensor) and output.ndim in (3, 4) for output in outputs):
+        raise UnusableRun(
+            f"convnet_type: the stages of {type(backbone).__name__} give no maps, which this method needs; use a "
+            "built-in backbone"
+        )
+    return features, [_channels_first(output) for output in outputs]
+
+
+def _channels_first(stage: Tensor) -> Tensor:
+    """(B, H, W, channels) -> (B, channels, H, W); others as they are. Maps are square."""
+    last = stage.ndim == 4 and stage.shape[1] == stage.shape[2] != stage.shape[3]
+    return stage.permute(0, 3, 1, 2) if last else stage
 
 
 def tokens_of_last_stage(backbone: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,6 +65,4 @@ def tokens_of_last_stage(backbone: nn.Module, images: Tensor) -> tuple[Tensor, T
     last = outputs[-1]
     if last.ndim == 3:  # a vision transformer's, already a list
         return features, last
-    if last.shape[1] == last.shape[2] != last.shape[3]:  # channels last
-        return features, last.flatten(1, 2)
     return features, last.flatten(2).transpose(1, 2)

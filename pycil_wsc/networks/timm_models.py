@@ -98,6 +98,7 @@ def timm_backbone(
         model = timm.create_model(name, **arguments)
         if grad_checkpointing:
             model.set_grad_checkpointing(True)
+            _collect_once(model)
         model.out_dim = getattr(model, "head_hidden_size", model.num_features)
     except Exception as error:  # timm raises what its models raise: TypeError, RuntimeError, AssertionError, ...
         # a download may fail in the middle of a sweep, whose other runs need not stop
@@ -105,6 +106,25 @@ def timm_backbone(
     if weights and (missing := [each for each in _trained(model) if each not in weights]):
         raise UserError(f"pretrained: {pretrained} has no '{missing[0]}', which timm's '{name}' needs; {_FITTING}")
     return model
+
+
+def _collect_once(model: nn.Module) -> None:
+    """Let batch norms leave their statistics as they are when activations are recomputed in the backward pass."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            module.register_forward_pre_hook(_remember)
+            module.register_forward_hook(_restore, always_call=True)  # recomputing ends by an exception
+
+
+def _remember(module: Any, _: object) -> None:
+    recomputing = torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks
+    module.before = [buffer.clone() for buffer in module.buffers()] if recomputing else ()
+
+
+def _restore(module: Any, *_: object) -> None:
+    for buffer, before in zip(module.buffers(), module.before):
+        buffer.copy_(before)
+    del module.before
 
 
 def read_weights(path: str) -> dict[str, torch.Tensor]:

@@ -97,7 +97,8 @@ class Journal:
         where = self.bar.place(phase.name, epoch, phase.epochs)
         self.log.info("%s: loss %.4f, train accuracy %.2f", where, loss, accuracy)
         check_loss(loss, f"{self.bar.task}, epoch {epoch + 1}")
-        rate = phase.optimizer.param_groups[0]["lr"]
+        group = phase.optimizer.param_groups[0]
+        rate = group["lr"] / (group.get("lr_scale") or 1.0)  # that of the schedule
         speed = len(phase.indices) / max(seconds, 1e-9)  # a coarse clock may not have moved
         if self.scalars:
             self.scalars.epoch_ended(loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed)
