@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from attacks import Place, answer, new_place, ordinary_user
 from PIL import Image
-from small_runs import Killed, killed_at, small_data
-
-from pycil_wsc.state import load_state
+from small_runs import Killed, killed_at
 
 Answer = tuple[int, str, str]
 LINE_OF_DEPTH = "[" * 100_000
@@ -61,10 +59,6 @@ OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> 
     "several values without brackets": (["--set", "seed=1993,1994"], "several values are a list: [1993,1994]"),
     "PyCIL's name of the learning rate": (["--set", "lr=0.2"], "use init_lr (first task) or lrate (later tasks)"),
     "a group given as a number, as an option": (["--set", "wsc=0.3"], "wsc: is a group of keys"),
-    "no workers": (["--workers", "0"], "--workers 0"),
-    "no workers, as a dry run": (["--workers", "0", "--dry-run"], "--workers 0"),
-    "a GPU that is not there": (["--device", "cuda:7"], "'cuda:7' is not available"),
-    "a GPU that is not there, as a dry run": (["--device", "cuda:7", "--dry-run"], "'cuda:7' is not available"),
     "workers that are no number": (["--workers", "many"], "--workers"),
     "an unknown option": (["--nonsense"], "--nonsense"),
     "an option with a line break": (["--a\nb"], r"--a\nb"),
@@ -103,62 +97,9 @@ def killed(place: Place, name: str) -> Path:
     return next(place.out.rglob(name))
 
 
-def other_pixels(place: Place) -> None:
-    with np.load(place.data) as file:
-        arrays: dict[str, Any] = dict(file)
-    np.savez(place.data, **arrays | {"train_x": 255 - arrays["train_x"]})
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-
-
-def data_overwritten(place: Place) -> Answer:
-    finished(place)
-    other_pixels(place)
-    return place.run({})
-
-
-def another_data_root(place: Place) -> Answer:
-    keys = {"dataset": "cifar100", "init_cls": 50, "increment": 50, "batch_size": 128, "model_name": "finetune"}
-    for number in (1, 2):
-        (place.folder / f"data{number}").mkdir()
-        small_data(place.folder / f"data{number}" / "cifar100.npz", classes=100, per_class=number, size=32)
-    finished(place, **keys, data_root=str(place.folder / "data2"))
-    return place.run(keys, "--data-root", str(place.folder / "data1"))
-
-
-def pixels_changed_after_a_kill(place: Place) -> Answer:
-    killed(place, "checkpoint.pt")
-    other_pixels(place)
-    return place.run(STOPPABLE)
-
-
-def samples_changed_after_a_kill(place: Place) -> Answer:
-    killed(place, "checkpoint.pt")
-    small_data(place.data, classes=2, per_class=5)
-    return place.run(STOPPABLE)
-
-
 def resumed(place: Place) -> Answer:
     killed(place, "checkpoint.pt")
     return place.run(STOPPABLE)
-
-
-def checkpoint_rots(place: Place) -> Answer:
-    flip_a_byte(killed(place, "checkpoint.pt"))
-    return place.run(STOPPABLE)
-
-
-def first_task_rots(place: Place) -> Answer:
-    finished(place)
-    entry = next(place.out.rglob("first_tasks/*.pt"))
-    flip_a_byte(entry)
-    answered = place.run({"memory_per_class": 2})
-    load_state(entry)  # it is complete again
-    return answered
 
 
 def unreadable(name: str, place: Place) -> Answer:
@@ -186,13 +127,6 @@ def status_of_an_unreadable_folder(place: Place) -> Answer:
             place.out.chmod(0o700)
 
 
-def link_to_itself(place: Place) -> Answer:
-    path = finished(place) / "result.json"
-    path.unlink()
-    path.symlink_to(path.name)
-    return place.run({})
-
-
 def class_folder_that_is_not_utf8(place: Place) -> Answer:
     for part in ("train", "val"):
         for number, name in enumerate([b"caf\xe9", b"tea"]):
@@ -201,23 +135,6 @@ def class_folder_that_is_not_utf8(place: Place) -> Answer:
             for image in range(2):
                 Image.new("RGB", (8, 8), (90 * number, 40 * image, 0)).save(folder / f"{image}.png")
     return place.run({"dataset": f"folder:{place.folder / 'images'}", "image_size": 8, "num_workers": 0})
-
-
-def last_step_diverges(name: str, place: Place) -> Answer:
-    return place.run({"model_name": name, "batch_size": 10_000, "lrate": 1e38, "init_lr": 1e38, "init_cls": 1})
-
-
-def warmup_diverges(place: Place) -> Answer:
-    """In the second of the warm-up's two steps, of four in all."""
-    small_data(place.data, classes=2, per_class=15)
-    return place.run({"model_name": "wsc", "lrate": 1e38, "wsc.warmup": 0.5, "batch_size": 4})
-
-
-def batch_of_one(name: str, place: Place) -> Answer:
-    """Nine images in the first task, 17 in the second, in batches of eight, on maps of one pixel."""
-    small_data(place.data, classes=2, per_class=9)
-    keys = {"model_name": name, "convnet_type": "resnet18", "batch_size": 8, "memory_per_class": 8}
-    return place.run(keys | {"convnet_options.width": 8, "precision": "bf16"})
 
 
 def header_of_the_images(shape: str, place: Place) -> Answer:
@@ -237,17 +154,10 @@ def header_of_the_images(shape: str, place: Place) -> Answer:
 
 
 Attack = Callable[[Place], Answer]
-DIVERGED, OTHER_DATA = r"numbers after task 1/2; try a lower learning rate", "was made with other data (then"
 FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> (action, exit code, output)
     **{name: (functools.partial(refused, keys), 2, says) for name, (keys, says) in REFUSED.items()},
     **{name: (functools.partial(with_options, options), 2, says) for name, (options, says) in OPTIONS.items()},
-    "data overwritten after a run": (data_overwritten, 1, OTHER_DATA),
-    "another data root with fewer images": (another_data_root, 1, "(then 200 training and 200 test samples"),
-    "other pixels after a kill": (pixels_changed_after_a_kill, 1, OTHER_DATA),
-    "another number of samples after a kill": (samples_changed_after_a_kill, 1, OTHER_DATA),
     "a stopped run does not say on the console where it resumes": (resumed, 0, "resumes with train epoch"),
-    "a byte of a checkpoint flipped": (checkpoint_rots, 1, "checkpoint.pt: is damaged"),
-    "a byte of a first task flipped": (first_task_rots, 0, "Report: "),
     "an output folder that cannot be searched": (functools.partial(unreadable, "out"), 2, "cannot be searched"),
     "the status of such a folder": (status_of_an_unreadable_folder, 2, "cannot be searched (Permission denied)"),
     "a data file that cannot be read": (functools.partial(unreadable, "data"), 2, "(Permission denied); make it read"),
@@ -257,13 +167,7 @@ FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> (action, exit code, 
         1,
         "denied); make it readable",
     ),
-    "a result that is a link to itself": (link_to_itself, 0, "Report: "),
     "a class folder whose name is not UTF-8": (class_folder_that_is_not_utf8, 0, "Report: "),
-    "divergence in the last step": (functools.partial(last_step_diverges, "replay"), 1, DIVERGED),
-    "divergence in the last step of two phases": (functools.partial(last_step_diverges, "foster"), 1, DIVERGED),
-    "gradients of the warm-up that are no numbers": (warmup_diverges, 1, "were not finite in the warm-up"),
-    "a last batch of one image": (functools.partial(batch_of_one, "replay"), 0, "Report: "),
-    "a last batch of one image in two phases": (functools.partial(batch_of_one, "bic"), 0, "Report: "),
     "images of a negative number": (functools.partial(header_of_the_images, "(-1, 8, 8, 3)"), 2, "not a complete npz"),
     "images of 10^20": (functools.partial(header_of_the_images, f"({10**20}, 8, 8, 3)"), 2, "not a complete npz"),
 }

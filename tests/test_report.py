@@ -453,8 +453,6 @@ def corrupt(folder):
         "nested/result.json": ("[" * 100000, "is not a complete result"),
         "version/result.json": (json.dumps(other), "another version (&#39;matrix&#39; is missing)"),
         "spoilt/result.json": (json.dumps(spoilt), "&#39;train_loss&#39; is not as expected; left out"),
-        "written/metrics.jsonl": ('{"task": 0, "cnn_top1": 80.0}\n{"task": 1, "cnn_t', "line 2 is incomplete; skipped"),
-        "elder/metrics.jsonl": ('{"epoch": 3}\n', "line 1 is of another version"),
     }
     for name, (content, _) in texts.items():
         (folder / name).parent.mkdir(parents=True)
@@ -465,6 +463,8 @@ def corrupt(folder):
 def test_files_that_cannot_be_used_are_named_skipped_and_left_as_they_are(tmp_path, capsys, undrawn):
     synthetic.write(tmp_path, synthetic.result(), synthetic.result(seed=1994))
     files = corrupt(tmp_path / "odd")
+    (tmp_path / "odd" / "begun").mkdir()
+    (tmp_path / "odd" / "begun" / "metrics.jsonl").write_text('{"task": 0, "cnn_top1": 80.0}\n')
     assert command.main([str(tmp_path)]) == 0
     page, errors = (tmp_path / "report" / "index.html").read_text(), capsys.readouterr().err
     for path, (content, reason) in files.items():
@@ -474,7 +474,7 @@ def test_files_that_cannot_be_used_are_named_skipped_and_left_as_they_are(tmp_pa
     problems = errors.count("problem: ")  # the file 'spoilt' has two
     assert problems == len(files) + 1 and f'<a href="#problems">{problems} problems</a>' in page
     assert '<section id="problems"><h2>Problems</h2>' in page
-    assert f"<code>{tmp_path / 'odd' / 'written'}</code>: 1 task done" in page
+    assert f"<code>{tmp_path / 'odd' / 'begun'}</code>: 1 task done" in page
     assert {line["method"] for line in lines_of(tmp_path / "report", f"measures-{HERE}")} == {"replay", "wa"}
 
 

@@ -55,13 +55,13 @@ CASES = {
     "icarl": THREE_TASKS | {"model_name": "icarl", "seed": 1994},
     **{name: {"model_name": name} for name in ("finetune", "replay", "wa", "lwf", "ewc", "gem")},
     **{name: {"model_name": name} for name in ("acil", "ds-al", "ncm", "slda", "ranpac", "fecam")},
-    **{name: {"model_name": name} for name in ("simplecil", "aper_finetune")},
+    "aper_finetune": {"model_name": "aper_finetune"},
     **{name: {"model_name": name, "c_rate_list": [0.3]} for name in ("rmm-icarl", "rmm-foster")},
     "joint": {"model_name": "joint", "init_epoch": 2},
     # with 1993 one element's rank hangs on rounding: kept, or reset
     "wsc": THREE_TASKS | {"model_name": "wsc", "seed": 1994},
     # means over a part of a batch, stored values, a second backward pass, averages and merges of weights
-    **{name: {"model_name": name} for name in ("er_ace", "derpp", "sam", "cls_er", "wise_ft", "ties")},
+    **{name: {"model_name": name} for name in ("er_ace", "derpp", "sam", "cls_er", "wise_ft")},
     "sam-flops": {"model_name": "sam", "budget": {"flops_like": "replay"}},
     "foster-oofc": {"model_name": "foster", "oofc": "az", "is_teacher_wa": True, "is_student_wa": True},
     "bic-per-class": {"model_name": "bic", "validation": "per_class", "split_ratio": 0.5},
@@ -78,7 +78,6 @@ CASES = {
     "gdumb": {"model_name": "gdumb", "cutmix": 0.0},  # CutMix pastes images of the same process
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
     "fisher": {"wsc.importance": "fisher"},
-    "hessian": {"wsc.importance": "hessian"},
     "continual-backprop": {  # on a network with several layers of units
         "convnet_type": "resnet8",
         "wsc.reset": "continual_backprop",

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.results.identity import NAMED, STUDIED, Identity
-from pycil_wsc.results.schema import HUGE, LanguageResult, Numbers, Result, parse
+from pycil_wsc.results.schema import HUGE, LanguageResult, Result, parse
 
 RESULT = "result.json"  # in a run's folder
 METRICS = "metrics.jsonl"  # a line per task
@@ -238,9 +238,12 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
 
 def _add(path: Path, found: Found) -> None:
     if path.name == METRICS:
-        lines, flaws = read_metrics(path) if path.exists() else ([], [])
-        found.problems += [(path, flaw) for flaw in flaws]
-        found.unfinished.append((path.parent, f"{len(lines)} task{'s' * (len(lines) != 1)} done"))
+        try:
+            tasks = len(path.read_bytes().splitlines()) if path.exists() else 0  # a run in its first task lacks it
+        except OSError as error:
+            found.problems.append((path, f"cannot be read ({_reason(error)})"))
+            tasks = 0
+        found.unfinished.append((path.parent, f"{tasks} task{'s' * (tasks != 1)} done"))
         return
     if path.suffix != ".json" or path.name == "config.json":
         return
@@ -273,19 +276,9 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-# ---- the files with a line per task ----------------------------------------------------------------------------------
+# ---- the analyses ----------------------------------------------------------------------------------------------------
 
 Value = Annotated[float, Field(gt=-HUGE, lt=HUGE)]
-
-
-class TaskLine(BaseModel):
-    """The fields of a line of ``metrics.jsonl`` that readers rely on: of either kind of run."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    task: Value
-    cnn_top1: Value | None = None
-    trace: Numbers | None = None
 
 
 class AnalysisLine(BaseModel):
@@ -301,46 +294,21 @@ class AnalysisLine(BaseModel):
     dormant: dict[str, Json] = {}
 
 
-def read_metrics(path: str | Path) -> tuple[list[dict[str, Json]], list[str]]:
-    """The valid lines of a ``metrics.jsonl``, and the problems of the others."""
-
-    def check(line: Json) -> bool:
-        found = TaskLine.model_validate(line)
-        return found.cnn_top1 is not None or found.trace is not None
-
-    return _read_lines(Path(path), check, "no task or cnn_top1")
-
-
 def read_analyses(path: str | Path) -> tuple[list[dict[str, Json]], list[str]]:
     """The valid lines of an ``analyses.jsonl``, if it exists, and the problems of the others."""
-    if not Path(path).exists():
-        return [], []
-
-    def check(line: Json) -> bool:
-        AnalysisLine.model_validate(line)
-        return True
-
-    return _read_lines(Path(path), check, "no task, or an analysis that is not as expected")
-
-
-def _read_lines(path: Path, check: Callable[[Json], bool], lacking: str) -> tuple[list[dict[str, Json]], list[str]]:
     lines, flaws = [], []
     try:
-        text = path.read_bytes().decode(errors="replace")
+        text = Path(path).read_bytes().decode(errors="replace") if Path(path).exists() else ""
     except OSError as error:
-        return lines, [f"cannot be read ({_reason(error)})"]
+        return [], [f"cannot be read ({_reason(error)})"]
     for number, line in enumerate(text.splitlines(), 1):
         try:
             value = json.loads(line)
+            AnalysisLine.model_validate(value)
+            lines.append(value)
+        except ValidationError:
+            lacking = "no task, or an analysis that is not as expected"
+            flaws.append(f"line {number} is of another version ({lacking}); skipped")
         except (ValueError, RecursionError):
             flaws.append(f"line {number} is incomplete; skipped")
-            continue
-        try:
-            fits = check(value)
-        except ValidationError:
-            fits = False
-        if fits:
-            lines.append(value)
-        else:
-            flaws.append(f"line {number} is of another version ({lacking}); skipped")
     return lines, flaws
