@@ -630,6 +630,14 @@ def test_the_pages_importance_ranks(extended):
     assert ours["importance_passes"] == 0 and ours["train_loss"][1][1:] != paper["train_loss"][1][1:]
 
 
+def test_the_pages_reset_halves_the_distance_from_the_mean_of_what_is_not_kept(extended):
+    rule, weights = extended.names["TowardsMean"](), torch.tensor([0.0, 2.0, 4.0, 6.0])
+    rule([weights], [None], [torch.tensor([True, False, False, True])])
+    assert weights.tolist() == [0, 2.5, 3.5, 6]
+    ours, paper = (extended(**{"wsc.reset": name, "wsc.average": False}) for name in ("towards_mean", "blend"))
+    assert ours["train_loss"][0] == paper["train_loss"][0] and ours["train_loss"][1] != paper["train_loss"][1]
+
+
 def test_the_pages_analysis_is_recorded(extended, tmp_path):
     extended(analyse=["norms"])
     (path,) = (tmp_path / "runs").rglob("analyses.jsonl")

@@ -39,7 +39,10 @@ class Reset:
         check_whole_steps("min_warmup", self.min_warmup, 0)
 
     def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
-        """Change ``params`` in place where ``keep`` (bool) is false."""
+        """Change ``params`` in place where ``keep`` (bool) is false.
+
+        ``others``: what the method :meth:`others` returns; ``params`` themselves if that is nothing.
+        """
         raise NotImplementedError
 
     def others(self, previous: Params) -> Params:

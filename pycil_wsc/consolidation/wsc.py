@@ -429,8 +429,9 @@ class WeightSpaceConsolidation:
         if reset.ranks:
             check_finite(scores, self.peers, self._tracker.of_gradients)
         names = list(scores)
-        params, others = _pick(self._params, names), _pick(reset.others(self._previous), names)
-        if not reset.needs_previous:  # whole tensors; those of before are this process's rows
+        params, values = _pick(self._params, names), reset.others(self._previous)
+        others = _pick(values, names) if values else params  # a rule may need none
+        if values and not reset.needs_previous:  # whole tensors; those of before are this process's rows
             others = [part_of(x, self._params[name]).to(p.device) for name, x, p in zip(names, others, params)]
         retain, eligible = self.retain if reset.ranks else 0.0, [self._eligible.get(name) for name in names]
         reset_(params, others, list(scores.values()), retain, reset, self.rank_scope, eligible, self.peers)
