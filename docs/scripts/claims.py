@@ -188,49 +188,48 @@ INTRODUCTION = """\
 
 This page checks the paper's claims in a protocol that is complete but small enough for a laptop:
 [the night files](paper.md#a-night-on-a-laptop), with five seeds. It is not the paper's protocol: it has 50 classes with
-25 images of 16 pixels each (40 classes in the runs of twenty tasks), a small network, and a fraction of the epochs. A
-claim that is not seen here may hold in the paper's setting, and the other way round.
+25 images of 16 pixels each, a small network, and a fraction of the epochs. A claim that is not seen here may hold in
+the paper's setting, and the other way round.
 
-WSC takes a plain mean of the weights every 2.9 epochs of 40, as the paper's every 5 epochs of 70. This is
-[not the default](wsc.md#where-it-departs-from-the-papers-text). Wherever weights are averaged, the learning rate stays
-at 0.1 after the warm-up; Replay and the reset alone keep the step decay. The paper does not say which rate it has. With
-the step decay, neither of the two averages that were run in this protocol is shown to gain anything
-([which average](wsc.md#which-average)).
+Each claim is a difference in average accuracy, in points, that should be above 0 or within the limits in brackets.
+[Some are of other measures](#how-to-read-the-table). *Ours* is the mean over pairs of runs with the same seed, and the
+half-width of its 95 % interval. A claim is *seen* if the interval is within the limits, *the opposite* if it is
+outside, and *not seen* if it is partly within.
 
-Options that count images or steps are scaled, too: BiC holds out a tenth of the exemplars (`validation`), FOSTER's
-class weights (`beta1`, `beta2`) count each image twenty times, and continual backprop has a higher rate and a lower
-maturity, as it would replace no unit with its defaults. These three were changed after their first runs on the test
-images; [with 4 % of the images](../results/night/README.md) BiC and FOSTER had been 2.9 and 6.1 points lower.
+![Gain of each method over Replay, against the share of images in memory, here and in the paper](images/claims.svg)
 
-Each claim is a difference between runs that should be above 0, or within the limits in brackets. Differences are in
-points of average accuracy, with these exceptions: accuracy on the newest task, and forgetting, in points; the cosine
-between the gradients of new and of past data at the start of a task; the norm of the mean gradient there, which times
-the learning rate is the paper's drift; the norm of the weights' change over a task (drift), which takes five times as
-many steps with the full memory; the training loss of the last epoch, where fresh weights are trained in Replay's
-schedule.
+Average accuracy over Replay's with the same memory. A method is shown at the memory sizes at which all five seeds have
+run.
 
-Costs are ratios, not differences: the floating-point operations of the training passes, divided by Replay's with the
-same memory. They follow from the schedules. WSC makes the same passes as Replay, so that its ratio is 1 by
-construction; [Speed](speed.md) and [the page on WSC](wsc.md#what-it-costs) have the measured times, with what WSC's
-work on the weights adds. The paper compares times. Those of the runs here cannot be compared, since other programs were
-running on the machines.
+"""
+READING = """\
+## How to read the table
 
 - *Memory*: the share of each class's images that is kept. In "4 against 100" the difference is that of the first size
   less that of the second.
 - *The paper*: the paper's difference; "figure" where it has only a figure, "no number" where it has neither.
-- *Ours*: the mean difference between runs of the same seed, and the half-width of its 95 % interval (Student's t). With
-  five seeds, a true difference as large as the half-width would be told from 0 in little more than half of all
-  repetitions, and one 1.35 times as large in four of five.
-- *Verdict*: *seen* if this interval is within the limits, *the opposite* if it is outside, and *not seen* if it is
-  partly within, so that these seeds cannot tell. One in twenty such intervals misses the true value by chance.
+- *Ours*: intervals are Student's. With five seeds, a true difference as large as the half-width would be told from 0 in
+  little more than half of all repetitions, and one 1.35 times as large in four of five.
 - *The best* of several methods is the one with the best mean over the seeds, at each size. It is chosen by the test
   accuracies that it is compared by, which favours it; the interval does not include this choice.
-
-![Gain of each method over Replay, against the share of images in memory, here and in the paper](images/claims.svg)
-
-Average accuracy over Replay's with the same memory, here with 95 % intervals over pairs of runs with the same seed. A
-method is shown at the memory sizes at which all five seeds have run.
-
+- *Other measures*: accuracy on the newest task, and forgetting, in points; the cosine between the gradients of new and
+  of past data at the start of a task; the norm of the mean gradient there, which times the learning rate is the paper's
+  drift; the norm of the weights' change over a task (drift), which takes five times as many steps with the full memory;
+  the training loss of the last epoch, where fresh weights are trained in Replay's schedule.
+- *Costs* are ratios: the floating-point operations of the training passes, divided by Replay's with the same memory.
+  They follow from the schedules. WSC makes the same passes as Replay, so that its ratio is 1 by construction;
+  [Speed](speed.md) and [the page on WSC](wsc.md#what-it-costs) have the measured times, with what WSC's work on the
+  weights adds. The paper compares times. Those of the runs here cannot be compared, since other programs were running
+  on the machines.
+- *WSC* takes a plain mean of the weights every 2.9 epochs of 40, as the paper's every 5 epochs of 70. This is
+  [not the default](wsc.md#where-it-departs-from-the-papers-text). Wherever weights are averaged, the learning rate
+  stays at 0.1 after the warm-up; Replay and the reset alone keep the step decay. The paper does not say which rate it
+  has. With the step decay, neither of the two averages that were run in this protocol is shown to gain anything
+  ([which average](wsc.md#which-average)).
+- *Options that count images or steps* are scaled: BiC holds out a tenth of the exemplars (`validation`), FOSTER's class
+  weights (`beta1`, `beta2`) count each image twenty times, and continual backprop has a higher rate and a lower
+  maturity, as it would replace no unit with its defaults. These three were changed after their first runs on the test
+  images; [with 4 % of the images](../results/night/README.md) BiC and FOSTER had been 2.9 and 6.1 points lower.
 """
 CAUTION = """\
 - The reset gains nothing here over averaging alone. So scores, retain rates and reset rules have little to decide, and
@@ -275,7 +274,7 @@ def page(found: Sequence[Record]) -> str:
     wide = [by_share(each) for each in findings if len(each.claim.shares) > 1]
     parts = (
         markdown(("claim", "memory, %", "the paper", "ours", "verdict"), map(summary, findings)),
-        cautions(findings, table),
+        READING + cautions(findings, table),
         AT_EACH_SIZE,
         markdown(("claim", *(f"{share} %" for share in SHARES)), wide),
         AGAINST_REPLAY,
