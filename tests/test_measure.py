@@ -8,7 +8,7 @@ import torch
 from small_runs import results, write
 from torch import nn
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from main import main
 from pycil_wsc import registry
@@ -201,12 +201,12 @@ def test_operations_are_those_that_torchs_counter_counts(mode):
     cost = StepCost()
     with cost.measured(2):
         step()
-    aten = torch.ops.aten  # torch has formulas of attention for GPUs alone
-    on_gpus = {
-        aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+    formulas = {  # which torch has for GPUs alone, of the shapes of the tensors
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+            lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4])
+        ),
     }
-    formulas = {here: flop_registry[there] for here, there in on_gpus.items()}
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         step()
     assert cost.per_image == counter.get_total_flops() // 2 > 10_000
