@@ -236,7 +236,7 @@ def by_chance(findings: Sequence[Finding]) -> tuple[int, list[str]] | None:
     """
     chances = {}
     for each in findings:
-        if each.verdict != NOT_RUN and each.seeds.std():
+        if each.verdict != NOT_RUN and each.seeds.nunique() > 1:
             chances[each.claim.text] = float(np.asarray(ttest_1samp(each.seeds, 0))[1])
     lost, count, kept = [], len(chances), True
     for rank, (text, chance) in enumerate(sorted(chances.items(), key=lambda pair: pair[1])):
