@@ -236,6 +236,7 @@ def test_its_model_takes_what_mlflow_hands_it(exported, tmp_path):
     forms += [pandas.DataFrame({"image": names}), pandas.DataFrame({"image": contents})]
     for form in forms:
         assert model.predict(form).tolist() == expected
+    assert model.predict(iter(contents)).tolist() == expected
     assert set(model.predict(images, {"threshold": 1.0, "otherwise": "none"})) == {"none"}
     with pytest.raises(UserError, match="^image: 4 bytes that are not an image file's; replace them"):
         model.predict(pandas.DataFrame({"image": [contents[0], b"html"]}))

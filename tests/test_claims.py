@@ -265,6 +265,16 @@ def test_the_page_is_that_of_the_recorded_runs():
     assert claims.PAGE.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
 
 
+def test_how_often_a_difference_as_large_as_the_half_width_would_be_told_from_0():
+    """As the page says of five seeds: by the noncentral t distribution."""
+    reach = stats.t.isf(0.025, 4)
+    powers = [stats.nct.sf(reach, 4, times * reach) for times in (1, 1.35)]
+    assert 0.5 < powers[0] < 0.6 and powers[1] == pytest.approx(0.8, abs=0.015)
+    assert (
+        "in\n  little more than half of all repetitions, and one 1.35 times as large in four of five" in claims.READING
+    )
+
+
 def test_a_limit_half_as_wide_changes_the_verdict_about_drift_alone():
     """As the page says, and what it says of the reset."""
     runs = findings.table_of(recorded())

@@ -620,6 +620,9 @@ def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_option
     page = " ".join((ROOT / "results/night/README.md").read_text().split())
     assert "With 4 % of the images BiC had {} % in them, and FOSTER {};".format(*old) in page
     assert "with the options scaled they have {} and {}, and Replay has {}.".format(*new, *replay) in page
+    lower = [np.mean(averages["runs", name]) - np.mean(averages["unscaled", name]) for name in ("bic", "foster")]
+    claims = " ".join((ROOT / "docs/claims.md").read_text().split())
+    assert "BiC and FOSTER had been {:.1f} and {:.1f} points lower".format(*lower) in claims
     ratios = [
         old / new
         for old, new in (

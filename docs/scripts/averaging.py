@@ -56,15 +56,13 @@ def difference(wide: pd.DataFrame, row: str, other: str) -> str:
 def sentence() -> str:
     """The plain mean against the default with each number of epochs, over the memory sizes; empty without records."""
     table = averages()
+    if table.empty:
+        return ""
     gains = [
         f"{difference(pd.DataFrame(part.groupby(level='seed').mean()), PLAIN, DEFAULT)} with {epochs} epochs"
         for epochs, part in table.groupby(level="epochs")
     ]
-    return (
-        f"On average over the memory sizes, the plain mean is above the default by {' and by '.join(gains)}."
-        if gains
-        else ""
-    )
+    return f"On average over the memory sizes, the plain mean is above the default by {' and by '.join(gains)}."
 
 
 def rows() -> list[tuple[str, ...]]:

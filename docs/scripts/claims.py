@@ -198,8 +198,8 @@ outside, and *not seen* if it is partly within.
 
 ![Gain of each method over Replay, against the share of images in memory, here and in the paper](images/claims.svg)
 
-Average accuracy over Replay's with the same memory. A method is shown at the memory sizes at which all five seeds have
-run.
+Average accuracy over Replay's with the same memory, here with 95 % intervals over pairs of runs with the same seed. A
+method is shown at the memory sizes at which all five seeds have run.
 
 """
 READING = """\

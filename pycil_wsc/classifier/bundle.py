@@ -19,7 +19,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
-from pycil_wsc.classifier.answers import Answers, Tested
+from pycil_wsc.classifier.answers import UNKNOWN, Answers, Tested
 from pycil_wsc.classifier.card import Told, accuracy_matrix, card
 from pycil_wsc.classifier.export import check_logits, portable
 from pycil_wsc.classifier.inference import Classifier, Reached, checked_info, grown
@@ -55,7 +55,7 @@ signature:
 """
 PARAMS = [  # that predict takes, without which MLflow drops them
     {"name": "threshold", "type": "double", "default": None, "shape": None},
-    {"name": "otherwise", "type": "string", "default": "unknown", "shape": None},
+    {"name": "otherwise", "type": "string", "default": UNKNOWN, "shape": None},
 ]
 
 
@@ -219,15 +219,29 @@ class PyFunc:
             images = (images.iloc[:, 0] if images.ndim == 2 else images).tolist()
         if isinstance(images, np.ndarray) and images.dtype.kind in "iu":
             images = _as_bytes(images)
-        named = [images] if isinstance(images, (str, os.PathLike)) or getattr(images, "ndim", 1) == 0 else images
-        if not self.file_names and any(isinstance(each, (str, os.PathLike)) for each in named):
+        if isinstance(images, (str, os.PathLike)):
+            images = self._image(images)
+        elif isinstance(images, Iterable) and not _is_array(images) and not isinstance(images, (bytes, dict)):
+            images = map(self._image, images)
+        return self.answers.predict(images, **(params or {}))
+
+    def _image(self, image: Any) -> Any:
+        """An item of what is handed to ``predict``, as :meth:`Answers.predict` takes it."""
+        if isinstance(image, (str, os.PathLike)) and not self.file_names:
             raise UserError(
                 "images: names of files, which a server does not read; give their bytes, or load the model with "
                 'model_config={"file_names": True}'
             )
-        if isinstance(images, list):
-            images = [opened(each) if isinstance(each, bytes) else each for each in images]
-        return self.answers.predict(images, **(params or {}))
+        return opened(image) if isinstance(image, bytes) else image
+
+
+def _is_array(images: Any) -> bool:
+    """Whether these are one array of numbers; one of names or of objects is a list of them."""
+    return (
+        isinstance(images, Tensor)
+        or isinstance(images, np.ndarray)
+        and (images.dtype.kind not in "UO" or not images.ndim)
+    )
 
 
 def _as_bytes(images: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from pycil_wsc.data import augment
-from pycil_wsc.data.image_files import decode, decoders, in_colour, middle
+from pycil_wsc.data.image_files import decode, in_colour, middle, open_image
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
@@ -126,7 +126,7 @@ def as_picture(image: Picture) -> Image.Image:
 def opened(content: bytes) -> Image.Image:
     """The image in the ``content`` of a file. Raises a :class:`UserError` if it is none."""
     try:
-        return Image.open(io.BytesIO(content), formats=decoders())
+        return open_image(io.BytesIO(content))
     except Exception:  # what decoders raise about a damaged image
         raise UserError(f"image: {len(content)} bytes that are not an image file's; replace them") from None
 

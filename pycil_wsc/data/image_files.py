@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -225,10 +226,15 @@ DECODED = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "PPM", "TIFF")  # format
 
 
 @functools.cache
-def decoders() -> list[str]:
-    """Pillow's names of the formats that are decoded: no others, as some start other programs."""
+def _decoders() -> list[str]:
+    """Those of ``DECODED`` that this Pillow has."""
     Image.init()
     return [name for name in DECODED if name in Image.OPEN]
+
+
+def open_image(source: str | IO[bytes]) -> Image.Image:
+    """Pillow's image of a file, which is decoded later. Refuses all but a few formats, as some start other programs."""
+    return Image.open(source, formats=_decoders())
 
 
 def decode(path: str) -> Image.Image:
@@ -236,7 +242,7 @@ def decode(path: str) -> Image.Image:
     image_status(path)
     try:
         # an error would quote a name out of an array as such
-        with Image.open(str(path), formats=decoders()) as image:
+        with open_image(str(path)) as image:
             if not image.mode.startswith(("I", "F")):
                 return middle(image.convert("RGB"))
             problem = f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"

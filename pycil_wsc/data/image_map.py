@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 from torchvision.transforms import v2
 
-from pycil_wsc.data.image_files import common_folder, decode, decoders, image_status, middle_box
+from pycil_wsc.data.image_files import common_folder, decode, image_status, middle_box, open_image
 from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import Unwritable, UserError
@@ -223,7 +222,7 @@ def _sizes_of(paths: np.ndarray, side: int) -> list[tuple[int, int] | str]:
 def _size(path: str) -> tuple[int, int] | str:
     """Width and height of an image file, decoded; the whole file is read only if its header cannot be."""
     try:
-        with Image.open(path, formats=decoders()) as image:
+        with open_image(path) as image:
             left, top, right, bottom = middle_box(*image.size)
             return right - left, bottom - top
     except Exception:

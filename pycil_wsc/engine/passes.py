@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pycil_wsc.engine.batch import Batch
-from pycil_wsc.errors import UnusableRun
+from pycil_wsc.errors import UnusableRun, first_line
 
 Compute = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (loss, logits)
 
@@ -62,6 +62,7 @@ class CompiledPasses(Passes):
         try:
             return self.compiled(batch)
         except TorchDynamoException as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            reason = " ".join(lines[: 1 + (len(lines) > 1 and lines[0].endswith("raised:"))])  # what was raised
+            reason = first_line(error)
+            if reason.endswith("raised:"):  # the next line says what
+                reason = " ".join(str(error).strip().splitlines()[:2])
             raise UnusableRun(f"compile: torch cannot compile the loss ({reason}); set it to false") from error

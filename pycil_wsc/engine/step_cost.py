@@ -13,13 +13,21 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 
 def convolution_backward(
-    outgoing: Tensor, images: Tensor, weight: Tensor, *others: Any, out_val: Sequence[Tensor | None]
+    outgoing: Tensor,
+    images: Tensor,
+    weight: Tensor,
+    bias_sizes: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    transposed: bool,
+    *others: object,
+    out_val: Sequence[Tensor | None],
 ) -> int:
     """Each wanted gradient, of the images and of the weight, costs as much as the forward pass.
 
     Torch's formula counts the gradient of a weight in groups once for each group, as if there were none.
     """
-    transposed = others[4]
     places = images if transposed else outgoing
     wanted = sum(gradient is not None for gradient in out_val[:2])
     return wanted * 2 * weight.numel() * len(places) * prod(places.shape[2:])
