@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import os
+import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _groups = ["pycil_wsc"]  # of entry points that are still to be loaded
 _broken: list[str] = []  # messages on those that cannot be
+_loading = threading.RLock()  # one thread at a time imports modules, the others wait for what it registers
 
 
 class Registry(UserDict):
@@ -43,9 +45,15 @@ class Registry(UserDict):
 
     @property
     def data(self) -> dict[str, Any]:  # used by all methods of UserDict
-        while self._modules:  # popped before the import, which may itself look something up
-            importlib.import_module(self._modules.pop())
-        _load_entry_points()
+        with _loading:
+            while self._modules:
+                name = self._modules.pop()  # before the import, which may itself look something up
+                try:
+                    importlib.import_module(name)
+                except BaseException:  # Ctrl-C, for instance: the next look-up tries again
+                    self._modules.append(name)
+                    raise
+            _load_entry_points()
         return self._entries
 
     def __missing__(self, name: str) -> NoReturn:
@@ -106,7 +114,14 @@ def _reason(error):
 def _modules_in(subpackage: str) -> list[str]:
     """All modules of a subpackage."""
     here = Path(__file__).parent
-    return [f"{here.name}.{subpackage}.{path.stem}" for path in sorted((here / subpackage).glob("*.py"))]
+    names = sorted(path.stem for path in (here / subpackage).glob("*.py"))
+    return [f"{here.name}.{subpackage}.{name}" for name in names if name != "__init__"]
+
+
+def own_modules() -> list[str]:
+    """The package's modules that register something."""
+    several = [name for subpackage in ("learners", "data", "studies") for name in _modules_in(subpackage)]
+    return [*several, "pycil_wsc.networks.backbones", "pycil_wsc.engine.optimizers", "pycil_wsc.results.metrics"]
 
 
 learners = Registry("model_name", _modules_in("learners"))

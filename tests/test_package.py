@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from email import message_from_bytes
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -294,6 +295,59 @@ def test_a_package_whose_metadata_are_broken_is_one_line(content, line, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=line):
         look_up_with(entry_points, monkeypatch)
+
+
+@pytest.fixture
+def slow_to_import(monkeypatch, tmp_path):
+    """A registry with one entry, of a module that takes 0.2 s to import, and a file: while it is there, the import is
+    interrupted.
+    """
+    stop = tmp_path / "stop"
+    code = f"""
+import pathlib, time
+from pycil_wsc import registry
+if pathlib.Path({str(stop)!r}).exists():
+    raise KeyboardInterrupt
+time.sleep(0.2)
+registry.probe.add("one", 1)
+"""
+    (tmp_path / "slow_module.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "probe", registry.Registry("probe", ["slow_module"]), raising=False)
+    yield registry.probe, stop
+    sys.modules.pop("slow_module", None)
+
+
+def test_what_registers_something_is_imported_before_the_first_run_of_several_workers():
+    """Otherwise a run that begins after an edit would have a part of the new code."""
+    code = """
+import importlib, sys
+from pycil_wsc import registry
+for name in ["pycil_wsc.launch.workers", "pycil_wsc.launch.kinds", *registry.own_modules()]:
+    importlib.import_module(name)
+before = set(sys.modules)
+for each in vars(registry).values():
+    if isinstance(each, registry.Registry):
+        list(each)
+print([name for name in sys.modules if name.startswith("pycil_wsc") and name not in before])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_threads_that_look_up_at_the_same_time_all_find_it(slow_to_import):
+    probe, _ = slow_to_import
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: probe["one"], range(4))) == [1, 1, 1, 1]
+
+
+def test_a_look_up_after_one_that_was_interrupted_finds_it(slow_to_import):
+    probe, stop = slow_to_import
+    stop.touch()
+    with pytest.raises(KeyboardInterrupt):
+        probe.get("one")
+    stop.unlink()
+    assert probe["one"] == 1
 
 
 def look_up_with(entry_points, monkeypatch):

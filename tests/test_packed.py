@@ -12,7 +12,7 @@ from small_runs import results, undrawn, without_measurements, write
 from main import main
 from pycil_wsc.files import locked
 from pycil_wsc.results.__main__ import main as packing
-from pycil_wsc.results.packed import lines, pack
+from pycil_wsc.results.packed import lines, pack, unpack
 
 
 def learned(settings, **keys):
@@ -161,6 +161,36 @@ def test_two_that_pack_into_one_file_lose_no_run(settings, tmp_path):
             file.write_bytes(first.read_bytes())
         assert second.result()[0] == 2
     assert {run.result["config"]["seed"] for run in lines(file)} == {1, 2}
+
+
+def test_runs_are_unpacked_by_one_process_at_a_time(settings, tmp_path):
+    here, _ = learned(settings | {"prefix": "sweep"}, seed=1)
+    file, there = tmp_path / "runs.jsonl", tmp_path / "there"
+    pack(here, file)
+    with ThreadPoolExecutor() as pool:
+        with locked(there):
+            second = pool.submit(unpack, file, there)
+            wait([second], timeout=0.5)
+            assert not second.done()
+        assert second.result() == (1, 0)
+
+
+@pytest.mark.parametrize("arguments", [["pack", "{long}", "{file}"], ["unpack", "{long}", "{file}"]])
+def test_a_path_that_is_too_long_is_one_line(arguments, tmp_path, capsys):
+    long = tmp_path / ("x" * 300)
+    assert packing([each.format(long=long, file=tmp_path / "runs") for each in arguments]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {long}: ") and "File name too long" in line and line.count("\n") == 1
+
+
+def test_ctrl_c_while_runs_are_unpacked(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("pycil_wsc.results.__main__.unpack", interrupt)
+    assert packing(["unpack", "file", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "\nstopped; the same command goes on from here\n"
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_results_under_other_names_are_nothing_to_pack(settings, tmp_path, capsys):

@@ -10,6 +10,7 @@ from small_runs import killed_at, results, write
 from main import main
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load
+from pycil_wsc.files import locked
 from pycil_wsc.launch import status
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs.progress import Progress
@@ -41,6 +42,17 @@ def test_each_run_is_done_running_waiting_or_failed(settings, tmp_path, capsys, 
         f"failed   {folders[3]}  the loss became nan",
         "done 1/5, running 1, waiting 2, failed 1",
     ]
+
+
+@pytest.mark.parametrize("left", [None, "soon", float("inf"), float("nan")])
+def test_a_damaged_record_of_the_time_left_is_a_question_mark(left, settings, tmp_path, capsys):
+    path = write(tmp_path, settings | {"model_name": "replay"})
+    (config,) = load(path)
+    with locked(run_folder(config)):
+        record = {"position": "task 1/3", "seconds_left": left, "time": 0}
+        (run_folder(config) / "progress.json").write_text(json.dumps(record))
+        assert main(["--config", path, "--status"]) == 0
+    assert "task 1/3, ? left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"schema": 1, "config": {'])

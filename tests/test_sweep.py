@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,7 +32,7 @@ from pycil_wsc.launch.overview import Overview
 from pycil_wsc.launch.schedule import Schedule, set_aside
 from pycil_wsc.launch.sweep import sweep
 from pycil_wsc.learners.replay import Replay
-from pycil_wsc.runs.progress import Progress
+from pycil_wsc.runs.progress import Progress, TaskBar
 from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("unreported")
@@ -449,6 +450,30 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     overview.ended(second, "done", "")
     assert overview.status() == "done 1/3, running 0, waiting 1, failed 1, 0:00:38 left"  # 1500 at 40 images/s
     overview.close()
+
+
+def test_images_that_a_run_resumes_from_do_not_count_as_trained_now_when_it_has_a_remark(settings, monkeypatch):
+    """It resumes from image 400 of 1000, and trains 100 in 10 s: 500 to go at 10 images/s."""
+    clock = [0.0]
+    monkeypatch.setattr("pycil_wsc.launch.overview.time.monotonic", lambda: clock[0])
+    (job,) = jobs = [Job(1, 1, *load_settings(settings), 1000)]
+    overview = Overview(jobs)
+    bar = TaskBar(partial(overview.progress, job), 3)
+    bar.begin(1)
+    bar.say("a remark")
+    bar.start("main", 0, 10, 400)
+    clock[0] = 10.0
+    bar.at("", 100)
+    assert overview.left() == "0:00:50"
+
+
+def test_the_commit_of_a_run_is_the_one_that_was_checked_out_when_the_command_began(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCIL_WSC_COMMIT", "")
+    monkeypatch.setattr("pycil_wsc.launch.sweep.commit", lambda: "at the start")
+    settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1, "seed": [1, 2]}
+    monkeypatch.delenv("PYCIL_WSC_COMMIT")
+    assert main(["--config", write(tmp_path, settings)]) == 0
+    assert [result["commit"] for result in results(settings).values()] == ["at the start", "at the start"]
 
 
 def load_settings(settings):

@@ -54,15 +54,22 @@ def difference(wide: pd.DataFrame, row: str, other: str) -> str:
 
 
 def sentence() -> str:
-    """The plain mean against the default with each number of epochs, over the memory sizes; empty without records."""
+    """The plain mean against the default with each number of epochs, on average over the memory sizes that both have.
+
+    Empty without records.
+    """
     table = averages()
     if table.empty:
         return ""
-    gains = [
-        f"{difference(pd.DataFrame(part.groupby(level='seed').mean()), PLAIN, DEFAULT)} with {epochs} epochs"
-        for epochs, part in table.groupby(level="epochs")
-    ]
-    return f"On average over the memory sizes, the plain mean is above the default by {' and by '.join(gains)}."
+    shares = {epochs: set(part.index.get_level_values("share")) for epochs, part in table.groupby(level="epochs")}
+    common = sorted(set.intersection(*shares.values()))
+    equal = table.loc[table.index.isin(common, level="share")]
+    gains = []
+    for epochs, part in equal.groupby(level="epochs"):
+        over_sizes = pd.DataFrame(part.groupby(level="seed").mean(skipna=False))
+        gains.append(f"{difference(over_sizes, PLAIN, DEFAULT)} with {epochs} epochs")
+    named = " and ".join(map(str, common))
+    return f"On average over {named} % of the images, the plain mean is above the default by {' and by '.join(gains)}."
 
 
 def rows() -> list[tuple[str, ...]]:

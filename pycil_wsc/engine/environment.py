@@ -40,7 +40,7 @@ def threads(number: int | None) -> Iterator[None]:
 def commit() -> str | None:
     """The commit of this code, with ``-dirty`` if files were changed since; None outside a git checkout.
 
-    On the nodes of a cluster, the driver's commit, from ``PYCIL_WSC_COMMIT``.
+    Within a sweep, the one at its start, from ``PYCIL_WSC_COMMIT``.
     """
     if known := os.environ.get("PYCIL_WSC_COMMIT"):
         return known

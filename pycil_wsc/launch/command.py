@@ -25,7 +25,6 @@ EXAMPLES = """examples:
   python main.py --config exps/wsc.json --dry-run                 the runs and their cost in training images
   python main.py --config exps/wsc.json --workers 4               four runs at a time on this machine
   python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
-  python main.py --config exps/wsc.json --ray --gpus-per-run 8    each run on eight GPUs of a Ray cluster
   python main.py --config exps/wsc.json --gpus-per-run 8          each run on eight GPUs of this machine
   torchrun --nproc-per-node 8 main.py --config one_run.json       one run, also on several machines
 The same command started again resumes what was stopped and skips what is finished.

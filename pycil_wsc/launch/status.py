@@ -61,8 +61,7 @@ def state_of(config: RunConfig) -> State:
     except UnusableRun as error:  # the run would fail, too
         return State("failed", str(error))
     record = _read(folder / RECORD)
-    position = record.get("position")
-    if position and _at_work(folder, record):
+    if (position := record.get("position")) and _at_work(folder, record):
         return State("running", f"{position}, {_left(record)} left")
     if (folder / FAILURE).exists():
         return State("failed", str(_read(folder / FAILURE).get("reason", "see log.txt")))
@@ -80,11 +79,10 @@ def _read(path: Path) -> dict[str, Json]:
 
 
 def _left(record: dict[str, Json]) -> str:
-    left = record.get("seconds_left")
-    then = record.get("time")
-    if not isinstance(left, (int, float)) or not isinstance(then, (int, float)):
+    try:
+        return duration(max(record["seconds_left"] - (time.time() - record["time"]), 0.0))
+    except (KeyError, TypeError, ValueError, OverflowError):  # not known, or a damaged file
         return "?"
-    return duration(max(0.0, left - (time.time() - then)))
 
 
 def _at_work(folder: Path, record: dict[str, Json]) -> bool:

@@ -22,6 +22,7 @@ from pycil_wsc.engine.processes import from_first
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.launch.torchrun import follow
+from pycil_wsc.registry import own_modules
 from pycil_wsc.runs.progress import Progress, log_file
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
@@ -82,7 +83,7 @@ class RunInProcesses:
         self.job = job
         self.slot = slot
         context = multiprocessing.get_context(START_METHOD)
-        context.set_forkserver_preload(["torch", "pycil_wsc.launch.kinds", __name__])
+        context.set_forkserver_preload([__name__, "pycil_wsc.launch.kinds", *own_modules()])  # whatever is edited later
         self.pipe, sender = context.Pipe(duplex=False)  # of the first
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None

@@ -6,11 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pycil_wsc.errors import UserError
+from pycil_wsc.output import best_effort_output
 from pycil_wsc.results.packed import pack, unpack
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack or unpack; returns the exit code: 0, or 2 for invalid input."""
+    """Pack or unpack; returns the exit code: 0, 2 for invalid input, or 130 after Ctrl-C."""
+    with best_effort_output():
+        try:
+            _carry_out(_parse(argv))
+            return 0
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+        except OSError as error:  # of a path that is too long, or that this user may not look at
+            print(f"error: {error.filename}: {error.strerror}; choose another path", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("\nstopped; the same command goes on from here", file=sys.stderr)
+            return 130
+        return 2
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pycil_wsc.results", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="write the finished runs below a folder into a file, a line each")
@@ -19,20 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     unpacking = commands.add_parser("unpack", help="write the runs of a file into a folder, where a sweep finds them")
     unpacking.add_argument("file", metavar="FILE", type=Path)
     unpacking.add_argument("runs", metavar="FOLDER", type=Path, help="the folder of a sweep; its own results are kept")
-    args = parser.parse_args(argv)
-    try:
-        if args.command == "pack":
-            number, problems = pack(args.runs, args.file)
-            for path, problem in problems:
-                print(f"problem: {path}: {problem}", file=sys.stderr)
-            print(f"{args.file}: {number} runs")
-        else:
-            written, kept = unpack(args.file, args.runs)
-            print(f"{args.runs}: {written} runs written, {kept} were there")
-        return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return parser.parse_args(argv)
+
+
+def _carry_out(args: argparse.Namespace) -> None:
+    if args.command == "unpack":
+        written, kept = unpack(args.file, args.runs)
+        print(f"{args.runs}: {written} runs written, {kept} were there")
+        return
+    number, problems = pack(args.runs, args.file)
+    for path, problem in problems:
+        print(f"problem: {path}: {problem}", file=sys.stderr)
+    print(f"{args.file}: {number} runs")
 
 
 if __name__ == "__main__":

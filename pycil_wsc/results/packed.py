@@ -79,15 +79,17 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
     A folder that has a result keeps it. Returns the numbers of runs written and kept.
     """
     written = kept = 0
-    for run in lines(file):
-        folder = runs / run.folder
-        if (folder / RESULT).exists():
-            kept += 1
-            continue
-        if run.analyses:
-            write_atomically(folder / ANALYSES, "".join(json.dumps(line) + "\n" for line in run.analyses))
-        write_json(folder / RESULT, run.result)  # last, since it says that the run has finished
-        written += 1
+    packed = list(lines(file))
+    with locked(runs):
+        for run in packed:
+            folder = runs / run.folder
+            if (folder / RESULT).exists():
+                kept += 1
+                continue
+            if run.analyses:
+                write_atomically(folder / ANALYSES, "".join(json.dumps(line) + "\n" for line in run.analyses))
+            write_json(folder / RESULT, run.result)  # last, since it says that the run has finished
+            written += 1
     return written, kept
 
 

@@ -36,8 +36,7 @@ class ClassIncremental(Kind[Config, Dataset]):
 
         def load_for(config: Config) -> Dataset:
             if config.tasks:
-                parts = [as_configured(read(name, config.data_root), config) for name in config.tasks]
-                return joined(parts)
+                return joined([as_configured(read(name, config.data_root), config) for name in config.tasks])
             return as_configured(load(config.dataset, config.data_root), config)
 
         return load_for

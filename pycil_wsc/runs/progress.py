@@ -46,15 +46,15 @@ class TaskBar:
     def begin(self, index: int) -> None:
         """Task ``index`` begins."""
         self.task = self.position = f"task {index + 1}/{self.num_tasks}"
-        self.images = self.fresh = 0
 
     def start(self, phase: str, first: int, epochs: int, images: int) -> None:
         """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
+        loaded = self.images == 0  # in the first phase: others have trained it on these images
         self.images = images
         self.fresh = 0
         self.started = time.monotonic()
         self.position = self.place(phase, min(first, epochs - 1), epochs)
-        self._send()
+        self._send(loaded=loaded)
 
     def step(self, images: int) -> None:
         self.images += images
