@@ -16,6 +16,7 @@ import os
 import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
@@ -68,11 +69,22 @@ class Registry(UserDict):
         return copy
 
     def add(self, name: str, entry: T) -> T:
-        """Register ``entry`` under ``name``, which must be new; returns it."""
-        if name in self._entries:
-            raise ValueError(f"{self.what} '{name}' is registered twice")
+        """Register ``entry`` under ``name``; returns it.
+
+        Raises a :class:`UserError` if the name is another's. A definition that is executed again, as in a notebook,
+        takes the place of its former self.
+        """
+        origin, other = _origin(entry), _origin(self._entries.get(name, entry))
+        if origin != other:
+            raise UserError(f"{self.what} '{name}' is registered by {other} and by {origin}; rename one of them")
         self._entries[name] = entry
         return entry
+
+
+def _origin(entry: object) -> str:
+    """Where an entry is defined."""
+    function = entry[0] if isinstance(entry, tuple) else entry
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
 
 
 def _load_entry_points():
@@ -153,10 +165,22 @@ def register_learner(name: str, **defaults: object) -> Callable[[type[T]], type[
     """
 
     def decorate(cls: type[T]) -> type[T]:
+        _check_learner(cls)
+        learners.add(name, cls)
         learner_defaults.add(name, defaults)
-        return learners.add(name, cls)
+        return cls
 
     return decorate
+
+
+def _check_learner(cls):
+    options = getattr(cls, "Options", None)
+    if options is None:
+        raise UserError(f"{_origin(cls)}: a learner is derived from pycil_wsc.learners.base.BaseLearner")
+    if not is_dataclass(options):
+        raise UserError(f"{_origin(options)}: is not a dataclass; put @dataclass(frozen=True) before it")
+    if plain := [each.name for each in fields(options) if not each.metadata]:
+        raise UserError(f"{_origin(options)}.{plain[0]}: is no key; declare it as key(default, what it is)")
 
 
 def register_backbone(name: str) -> Callable[[T], T]:
@@ -177,6 +201,8 @@ def check_backbone_options(name: str, options: Mapping[str, object]) -> None:
             known = did_you_mean(option, parameters) if parameters else f"; '{name}' has no options"
             raise UserError(f"convnet_options: unknown option '{option}' of '{name}'{known}")
         wanted = type(parameters[option].default)
+        if parameters[option].default in (None, inspect.Parameter.empty):
+            continue  # any type
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise UserError(
                 f"convnet_options.{option}: expected {wanted.__name__}, got {json.dumps(value, default=str)}"

@@ -16,6 +16,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import consolidated
+from pycil_wsc.learners.planning import check_backbone
 from pycil_wsc.runs.run import Run
 
 
@@ -98,6 +99,49 @@ def test_wrong_options_are_one_line(keys, message):
 def test_values_that_the_backbone_refuses_are_one_line_before_any_training(settings, keys, message):
     with pytest.raises(UserError, match=message):
         run(settings, **keys)
+
+
+class Given(Pixels):
+    """Returns what ``forms`` makes of its (1, 3) features."""
+
+    def __init__(self, forms, lacks=()):
+        super().__init__()
+        self.forms = forms
+        for name in lacks:
+            delattr(self, name)
+
+    def forward(self, x):
+        return self.forms(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "forms, lacks, message",
+    [
+        (
+            lambda features: {"features": features},
+            (),
+            r"'mine' gives dict for one image, .* of shape \(1, 3\)",
+        ),
+        (
+            lambda features: features[:, :2],
+            (),
+            r"gives features of shape \(1, 2\) for one image, not",
+        ),
+        (lambda features: features, ["out_dim"], "'mine' has no attribute out_dim; set it to the number of"),
+    ],
+)
+def test_a_backbone_that_is_none_is_one_line(forms, lacks, message, settings, pixels):
+    registry.register_backbone("mine")(lambda: Given(forms, lacks))
+    with pytest.raises(UserError, match=message):
+        check_backbone(resolve(settings | {"convnet_type": "mine"}), 8)
+
+
+def test_options_without_a_default_or_with_none_may_have_any_type(settings, pixels):
+    registry.register_backbone("mine")(lambda features, activation=None: Pixels(features))
+    keys = {"convnet_type": "mine", "convnet_options.features": 4, "convnet_options.activation": "gelu"}
+    assert run(settings, **keys).learner.network.backbone.out_dim == 4
+    with pytest.raises(UserError, match="missing 1 required positional argument: 'features'"):
+        run(settings, convnet_type="mine")
 
 
 def test_a_backbone_without_split_serves_every_learner_but_memo_which_says_so(settings, pixels):

@@ -825,7 +825,7 @@ def finished():
 
 def test_a_step_after_finish_raises_until_detached():
     net, optimizer, wsc = finished()
-    with pytest.raises(RuntimeError, match=r"make a new WeightSpaceConsolidation for the next task, or detach\(\)"):
+    with pytest.raises(RuntimeError, match=r"make a new WeightSpaceConsolidation for the next task .*, or detach\(\)"):
         train_step(net, optimizer, 1)
     wsc.detach()
     train_step(net, optimizer, 1)
@@ -894,6 +894,40 @@ def test_attaching_to_a_foreign_optimizer_raises():
     wsc = WeightSpaceConsolidation(small_net().named_parameters(), warmup_steps=2, reset=Blend())
     with pytest.raises(ValueError, match="holds none of the parameters"):
         wsc.attach(torch.optim.SGD(small_net().parameters(), lr=0.1))
+
+
+def test_one_optimizer_may_train_several_tasks():
+    """The finished object of a task before no longer follows it, whatever else does."""
+    net, optimizer, wsc = start(warmup_steps=1)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    for step in range(2):
+        train_step(net, optimizer, step)
+    wsc.finish()
+    with pytest.raises(RuntimeError, match=r"a step after finish\(\): make a new .* and attach\(\) it"):
+        train_step(net, optimizer, 2)
+    following = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=1, reset=Blend()).attach(optimizer)
+    for step in range(2):
+        train_step(net, optimizer, step)
+    assert (wsc.steps, following.steps, following.phase, len(calls)) == (2, 2, "averaging", 4)
+    following.finish()
+
+
+def test_a_last_layer_that_was_replaced_after_the_object_was_made_is_a_warning():
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    wsc = WeightSpaceConsolidation(net.named_parameters(), warmup_steps=1, reset=Blend())
+    net[1] = nn.Linear(3, 4)
+    with pytest.warns(UserWarning, match=r"follows 1.weight, which the .* not hold, and leaves out 2 parameters"):
+        wsc.attach(torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("followed, trained", [(slice(0, 1), slice(0, 2)), (slice(0, 2), slice(0, 1))])
+def test_following_a_part_or_training_a_part_is_no_warning(followed, trained):
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    wsc = WeightSpaceConsolidation(net[followed].named_parameters(), warmup_steps=1, reset=Blend())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wsc.attach(torch.optim.SGD(net[trained].parameters(), lr=0.1))
 
 
 # Batch norm.
@@ -1002,3 +1036,13 @@ def test_a_state_is_refused_where_other_elements_are_eligible():
         with pytest.raises(ValueError, match="saved with eligible={'w': 2}, this object has eligible="):
             made(other).load_state_dict(state)
     made(None).load_state_dict({name: value for name, value in state.items() if name != "eligible"})  # of before
+
+
+def test_a_recomputation_that_fails_keeps_the_statistics():
+    net = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    net(torch.randn(8, 4))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(RuntimeError):
+        recompute_batch_norm(net, [torch.randn(8, 4), torch.randn(8, 3)])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert net[1].momentum == 0.1

@@ -1,6 +1,6 @@
 """What a learner of one's own may be: the hooks in their order, and methods that need more than a loss."""
 
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from pycil_wsc.data.features import FeatureSource
 from pycil_wsc.data.stored import ExemplarValues
 from pycil_wsc.engine.batch import Batch, rotated
 from pycil_wsc.engine.phase import Phase
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
@@ -40,7 +40,7 @@ def registered():
         return name
 
     yield register
-    for name in names:
+    for name in dict.fromkeys(names):
         del registry.learners.data[name], registry.learner_defaults.data[name]
 
 
@@ -81,11 +81,70 @@ def test_so_is_the_loss_of_a_phase(settings, registered):
         ("before_epoch", "there is no such hook"),
         ("on_batch_end", "there is no such hook"),
         ("learn", "the loop is never overridden; use a hook"),
+        ("incremental_train", "is PyCIL's, and never called here; use the hook loss"),
+        ("after_task", "is PyCIL's, and never called here; use the hook after_memory"),
     ],
 )
 def test_a_hook_that_there_is_not_is_named(name, says):
     with pytest.raises(UserError, match=rf"Mine\.{name}: {says}"):
         type("Mine", (BaseLearner,), {name: lambda self: None, "__qualname__": "Mine"})
+
+
+@pytest.mark.parametrize(
+    "loss, found",
+    [
+        (lambda batch: batch.images.sum(), r"\[\(\)\]"),
+        (lambda batch: (batch.images.flatten(1), batch.images.sum()), r"\[\(16, 192\), \(\)\]"),
+        (lambda batch: None, r"\['NoneType'\]"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_told_what_to_return(loss, found, settings, registered):
+    class Wrong(Replay):
+        def loss(self, batch):
+            return loss(batch)
+
+    run = run_of(settings, model_name=registered(Wrong), batch_size=16)
+    with pytest.raises(UnusableRun, match=rf"'train': a loss returns \(scalar loss, logits .*, this one {found}"):
+        run.learner.learn(run.manager.tasks[0], SILENT)
+
+
+def declared_as(fields):
+    return type("Mine", (BaseLearner,), {"Options": fields, "__qualname__": "Mine"})
+
+
+@pytest.mark.parametrize(
+    "cls, says",
+    [
+        (object, "a learner is derived from pycil_wsc.learners.base.BaseLearner"),
+        (lambda: declared_as(type("Options", (), {"alpha": 1.0})), "is not a dataclass"),
+        (
+            lambda: declared_as(make_dataclass("Options", [("alpha", float, 1.0)])),
+            "alpha: is no key; declare it as key",
+        ),
+    ],
+)
+def test_a_class_that_is_no_learner_is_refused_when_it_is_registered(cls, says):
+    with pytest.raises(UserError, match=says):
+        register_learner("mine")(cls())
+    assert "mine" not in registry.learners
+
+
+def test_a_name_that_another_method_has_is_refused_and_names_both():
+    with pytest.raises(UserError, match=r"'icarl' is registered by .*icarl\.ICaRL and by .*Mine; rename one"):
+        register_learner("icarl")(type("Mine", (BaseLearner,), {}))
+    assert registry.learners["icarl"].__name__ == "ICaRL"
+
+
+def test_a_definition_may_be_executed_again_as_in_a_notebook(registered):
+    def define(default):
+        class Mine(Replay):
+            pass
+
+        return registered(Mine, epochs=default), Mine
+
+    define(1)
+    name, again = define(2)
+    assert registry.learners[name] is again and registry.learner_defaults[name] == {"epochs": 2}
 
 
 # ---- the hooks -------------------------------------------------------------------------------------------------------

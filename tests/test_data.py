@@ -23,7 +23,7 @@ from torchvision.datasets import ImageFolder
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import fingerprint as fingerprints
-from pycil_wsc.data.datasets import load_dataset, sized
+from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset, sized
 from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.npz import mean_and_std
@@ -804,3 +804,35 @@ def test_small_cifar_has_the_means_of_two_by_two_pixels(tmp_path):
             assert halved[row, column, channel] == math.floor(block.mean() + 0.5)
     assert (small.info.image_size, small.info.padding, small.info.stored_size) == (16, 2, None)
     assert small.fingerprint != large.fingerprint
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"split": {"images": np.zeros((6, 8, 8, 3))}}, "'train_x' is float64 of shape (6, 8, 8, 3)"),
+        ({"split": {"images": np.zeros((6, 3, 8, 8), np.uint8)}}, "'train_x' is uint8 of shape (6, 3, 8, 8)"),
+        ({"split": {"targets": np.arange(5) % 3}}, "6 images in 'train_x', but 5 labels in 'train_y'"),
+        ({"split": {"targets": np.arange(6) % 3 + 1}}, "'train_y': label 3 is not in 0..2"),
+        ({"split": {"targets": np.arange(6) % 2}}, "'train_y': class 'c' has no samples"),
+        ({"split": {"targets": np.array(list("abcabc"))}}, "labels must be integers"),
+        ({"split": {"images": np.array(list("abcdef")), "targets": np.arange(6)}}, "'train_y': label 3 is not"),
+        ({"info": {"classes": ("a", "a", "b")}}, "class name 'a' is given twice"),
+        ({"info": {"crop": "center"}}, "crop is 'center'; give one of pad, resized"),
+        ({"info": {"mean": (125, 123, 114)}}, "must be on the 0..1 scale"),
+        ({"info": {"image_size": 16}}, "image_size is 16, but the images have side 8"),
+        (None, "its function returned tuple; return a Dataset"),
+    ],
+)
+def test_a_defect_of_a_registered_data_set_is_one_line(changes, line, monkeypatch):
+    info = DatasetInfo("mine", ("a", "b", "c"), 8, (0.5,) * 3, (0.5,) * 3, "pad", 1, flip=False, brightness=0.0)
+    split = Split(np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 3)
+    sound = Dataset(info, split, split)
+    wrong = dataclasses.replace(split, **(changes or {}).get("split", {}))
+    changed = dataclasses.replace(info, **(changes or {}).get("info", {}))
+    returned = dataclasses.replace(sound, info=changed, train=wrong) if changes else (split, split)
+    for name, dataset in (("sound", sound), ("mine", returned)):
+        monkeypatch.setitem(registry.datasets._entries, name, lambda root, dataset=dataset: dataset)
+    assert load_dataset("sound", ".").train.targets.tolist() == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(UserError, match=re.escape(line)) as error:
+        load_dataset("mine", ".")
+    assert str(error.value).startswith("dataset 'mine': ") and "\n" not in str(error.value)

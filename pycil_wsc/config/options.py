@@ -11,6 +11,7 @@ from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
 from pycil_wsc.engine.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
+from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import (
     FIRST_TASK,
@@ -187,7 +188,7 @@ def _keys_with(options: type, learner: str) -> Mapping[str, Key]:
     """The shared keys and those of a learner's ``options``; a sweep asks for them several times for each run."""
     own = declared(options)
     if shared := sorted(KEYS.keys() & own.keys()):
-        raise ValueError(
+        raise UserError(
             f"{learner}.Options: '{shared[0]}' is a key of all learners; set its default in register_learner"
         )
     return MappingProxyType({**KEYS, **own})

@@ -27,16 +27,22 @@ def recompute_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> None:
         batches: iterable of input tensors, or of tuples or lists that begin with one, on the model's device.
 
     Raises:
-        ValueError: ``batches`` is empty; the statistics are unchanged.
+        ValueError: ``batches`` is empty. After this or another error, the statistics are unchanged.
     """
     with restored_modes(model):
         model.train()
         norms = {
             m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
         }
+        before = {norm: [buffer.clone() for buffer in norm.buffers()] for norm in norms}
         try:
             if norms:
                 _collect(model, list(norms), iter(batches))
+        except BaseException:
+            for norm, buffers in before.items():
+                for buffer, old in zip(norm.buffers(), buffers):
+                    buffer.copy_(old)
+            raise
         finally:
             for norm, momentum in norms.items():
                 norm.momentum = momentum

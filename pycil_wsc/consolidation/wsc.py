@@ -142,7 +142,11 @@ class WeightSpaceConsolidation:
         self._begin()
 
     def attach(self, optimizer: Optimizer) -> "WeightSpaceConsolidation":
-        """Follow the steps of ``optimizer``, which may be one that Accelerate has prepared. Returns self."""
+        """Follow the steps of ``optimizer``, which may be one that Accelerate has prepared. Returns self.
+
+        Objects of earlier tasks that are finished no longer follow it. Warns if parameters on both sides are unknown
+        to the other side, as when a layer was replaced after this object was made.
+        """
         if self._hook is not None:
             raise RuntimeError("attached already: detach() first")
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # Accelerate's wrapper, which steps the inner one
@@ -150,8 +154,20 @@ class WeightSpaceConsolidation:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if held.isdisjoint(map(id, self._params.values())):
             raise ValueError("the optimizer holds none of the parameters: attach to the one that trains them")
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        others = trained - {id(p) for p in self._params.values()}
+        if others and (missing := [name for name, p in self._params.items() if id(p) not in held]):
+            warnings.warn(
+                f"WSC follows {missing[0]}, which the optimizer does not hold, and leaves out {len(others)} parameters "
+                "that it trains: make this object after the last layer has been replaced or extended",
+                stacklevel=2,
+            )
         if self._tracker:
             self._tracker.check(optimizer, self.steps)
+        for hook in list(optimizer._optimizer_step_post_hooks.values()):
+            before = getattr(hook, "__self__", None)
+            if isinstance(before, WeightSpaceConsolidation) and before.phase == "finished":
+                before.detach()
         self._hook, self._optimizer = optimizer.register_step_post_hook(self._after_step), optimizer
         return self
 
@@ -386,7 +402,8 @@ class WeightSpaceConsolidation:
     def _after_step(self, optimizer, args, kwargs):
         if self._finished:
             raise RuntimeError(
-                "a step after finish(): make a new WeightSpaceConsolidation for the next task, or detach() this one"
+                "a step after finish(): make a new WeightSpaceConsolidation for the next task and attach() it, or "
+                "detach() this one"
             )
         check_layouts(self._tensors, self._layouts)
         # A GradScaler lets a fused optimiser skip the step by itself, on the device.

@@ -27,6 +27,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.registry import check_dataset, datasets, register_dataset
 
 __all__ = ["Dataset", "DatasetInfo", "Split", "load_dataset"]
+CROPS = ("pad", "resized")
 DOWNLOAD_ERRORS = (OSError, RuntimeError, ValueError, EOFError)
 DOWNLOAD_ERRORS += (http.client.HTTPException, tarfile.TarError, zlib.error)
 
@@ -48,10 +49,36 @@ def load_dataset(name: str, data_root: str | Path) -> Dataset:
         dataset = read_folder(name, path_of("dataset", path))
     else:
         check_dataset(name)
-        dataset = datasets[name](path_of("data_root", str(data_root)))
+        dataset = _checked(name, datasets[name](path_of("data_root", str(data_root))))
     if dataset.fingerprint is None:
         dataset = replace(dataset, fingerprint=fingerprint(dataset.train, dataset.test))
     return dataset
+
+
+def _checked(name: str, dataset: object) -> Dataset:
+    """What a registered function has returned. Raises a :class:`UserError` if it cannot be trained and tested on."""
+    place = f"dataset '{name}'"
+    if not isinstance(dataset, Dataset):
+        raise UserError(f"{place}: its function returned {type(dataset).__name__}; return a Dataset")
+    info = dataset.info
+    if info.crop not in CROPS:
+        raise UserError(f"{place}: crop is {info.crop!r}; give one of {', '.join(CROPS)}")
+    if not all(0 <= mean <= 1 for mean in info.mean) or not all(0 < std <= 1 for std in info.std):
+        raise UserError(f"{place}: mean {info.mean} and std {info.std} must be on the 0..1 scale; divide them by 255")
+    splits = {"train": dataset.train, "test": dataset.test}
+    in_memory = np.asarray(dataset.train.images).dtype.kind != "U"  # otherwise paths
+    arrays = {"classes": np.asarray(info.classes)}
+    for part, split in splits.items():
+        images = split.images if in_memory else np.zeros((len(split.images), 1, 1, 3), np.uint8)
+        arrays |= {f"{part}_x": np.asarray(images), f"{part}_y": np.asarray(split.targets)}
+    _, *checked = check_arrays(place, arrays, info.num_classes)
+    side = checked[0].images.shape[1]
+    if in_memory and side != (info.stored_size or info.image_size):
+        raise UserError(f"{place}: image_size is {info.image_size}, but the images have side {side}; give this side")
+    for (part, split), new in zip(splits.items(), checked):
+        images = new.images if in_memory else np.asarray(split.images)
+        splits[part] = replace(split, images=images, targets=new.targets)
+    return replace(dataset, **splits)
 
 
 def sized(dataset: Dataset, side: int) -> Dataset:

@@ -74,9 +74,9 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def check_arrays(
-    path: Path, arrays: Mapping[str, np.ndarray], num_classes: int | None = None
+    path: Path | str, arrays: Mapping[str, np.ndarray], num_classes: int | None = None
 ) -> tuple[tuple[str, ...], Split, Split]:
-    """Check the arrays and return (classes, training split, test split).
+    """Check the arrays and return (classes, training split, test split). ``path`` begins the error messages.
 
     Without ``num_classes``, the number of classes is that of the names or, without names, follows from the largest
     label.

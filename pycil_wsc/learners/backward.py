@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ def passes(learner: Toolbox, phase: Phase, loss: Callable, batch_norm_parts: int
 
     def compute(batch):
         with learner.autocast(), single_image_refused(len(batch)):
-            return loss(batch)
+            return _checked(loss(batch), phase)
 
     if not alone:
         _refuse_recomputed_batch_norm(learner)
@@ -102,6 +103,15 @@ def _refuse_recomputed_batch_norm(learner):
             "grad_checkpointing: several processes cannot train a network with batch norm that way; leave it out, use "
             "a network without batch norm, or start a single process"
         )
+
+
+def _checked(found: Any, phase: Phase) -> tuple[Tensor, Tensor]:
+    """What a loss has returned, if that is a loss and logits."""
+    parts = found if isinstance(found, tuple) else (found,)
+    if len(parts) == 2 and all(map(torch.is_tensor, parts)) and parts[0].ndim == 0:
+        return found
+    forms = [tuple(part.shape) if torch.is_tensor(part) else type(part).__name__ for part in parts]
+    raise UnusableRun(f"phase '{phase.name}': a loss returns (scalar loss, logits (B, classes)), this one {forms}")
 
 
 def _in_parts(loss, parts):

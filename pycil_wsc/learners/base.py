@@ -19,6 +19,12 @@ from pycil_wsc.state import State
 
 Arguments = tuple[LearnerConfig, TaskSequence, Source, torch.device, Processes]  # of a learner
 HOOK = r"(before|after|begin|end|on|pre|post)_\w+"  # names that look like hooks
+OF_PYCIL = {
+    "incremental_train": "the hook loss, or phases",
+    "after_task": "the hook after_memory, or end_task",
+    "eval_task": "the hook predict",
+    "build_rehearsal_memory": "register_exemplars",
+}
 NEAR = 0.9  # so similar is a misspelt name to that of a hook, such as `phase` or `endtask`; others are the method's own
 
 
@@ -41,6 +47,8 @@ class BaseLearner(Hooks):
                 raise UserError(
                     f"{cls.__qualname__}.learn: the loop is never overridden; use a hook: phases, {', '.join(known)}"
                 )
+            if name in OF_PYCIL:
+                raise UserError(f"{cls.__qualname__}.{name}: is PyCIL's, and never called here; use {OF_PYCIL[name]}")
             near = get_close_matches(name, hooks, n=1, cutoff=NEAR)
             if callable(value) and (near or re.fullmatch(HOOK, name)) and not hasattr(BaseLearner, name):
                 raise UserError(

@@ -41,7 +41,8 @@ def make_backbone(
     except ValueError as error:
         raise UserError(f"convnet_options of '{name}': {first_line(error)}") from None
     except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # torch cannot allocate the weights
-        raise UserError(f"convnet_options of '{name}': {first_line(error)}; choose a smaller network") from None
+        remedy = "correct them, or choose a smaller network"
+        raise UserError(f"convnet_options of '{name}': {first_line(error)}; {remedy}") from None
 
 
 def check_features(backbone: nn.Module, image_size: int, name: str) -> None:
@@ -52,17 +53,20 @@ def check_features(backbone: nn.Module, image_size: int, name: str) -> None:
     """
     try:
         with torch.no_grad():
-            shape = tuple(backbone.eval()(torch.zeros(1, 3, image_size, image_size)).shape)
-        wanted = (1, backbone.out_dim)
+            features = backbone.eval()(torch.zeros(1, 3, image_size, image_size))
     except Exception as error:  # whatever its modules raise
         raise UserError(
             f"convnet_type: '{name}' cannot process an image of side {image_size} ({first_line(error)}); "
             "correct convnet_options or image_size, or choose another model"
         ) from None
-    if shape != wanted:
+    if not hasattr(backbone, "out_dim"):
+        raise UserError(f"convnet_type: '{name}' has no attribute out_dim; set it to the number of features")
+    found = f"features of shape {tuple(features.shape)}" if torch.is_tensor(features) else type(features).__name__
+    wanted = f"features of shape {(1, backbone.out_dim)}"
+    if found != wanted:
         raise UserError(
-            f"convnet_type: '{name}' gives features of shape {shape} for one image, not {wanted}; "
-            "correct convnet_options, or choose another model"
+            f"convnet_type: '{name}' gives {found} for one image, not {wanted}; "
+            "correct convnet_options or the module, or choose another model"
         )
 
 
