@@ -13,6 +13,7 @@ import html
 import importlib
 import inspect
 import json
+import os
 import re
 import shlex
 import shutil
@@ -108,7 +109,9 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capfd, regist
 
 
 def packages_of(code):
-    """The packages of extras that a block of Python needs."""
+    """The packages of extras that a block of Python needs, or the module that another block is."""
+    if "import my_derpp" in code:
+        return ("my_derpp",)
     return ("onnx", "onnxscript", "onnxruntime") if "onnx" in code else ()
 
 
@@ -554,6 +557,20 @@ def test_the_pages_derpp_learns_three_tasks_with_stored_logits(extended):
     assert extended(model_name="my_derpp", alpha=0)["matrix"] != result["matrix"]
     one, two, three = result["matrix"]
     assert result["backward_transfer"] == pytest.approx((three[0] - one[0] + three[1] - two[1]) / 2)
+
+
+def test_the_pages_script_trains_its_method_in_several_workers(tmp_path):
+    scripts = {Path(title).name: code for language, title, code in blocks("docs/extending.md") if title}
+    for name in ("my_derpp.py", "my_main.py"):
+        (tmp_path / name).write_text(scripts[name])
+    keys = {"prefix": "mine", "model_name": "my_derpp", "seed": [1, 2], "dataset": "digits", "max_tasks": 2}
+    keys |= {"init_cls": 2, "increment": 2, "memory_per_class": 2, "convnet_type": "resnet8", "device": "cpu"}
+    (tmp_path / "mine.json").write_text(json.dumps(keys | {"init_epoch": 1, "epochs": 1}))
+    command = [sys.executable, "my_main.py", "--config", "mine.json", "--workers", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
 def test_the_pages_agem_never_steps_against_the_exemplars(extended, monkeypatch):
