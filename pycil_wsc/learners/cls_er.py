@@ -30,19 +30,31 @@ class CLSER(Replay):
     @dataclass(frozen=True)
     class Options:
         consistency: float = key(
-            0.1, "weight of the distance from the averages' logits (0.1 in the authors' code)", low=0
+            0.1, "weight of the distance from the averages' logits (0.1 is the default of the authors' program)", low=0
         )
         plastic_rate: float = key(
-            0.9, "share of the steps that update the plastic average (0.9 in the authors' code)", low=0, high=1
+            0.9,
+            "share of the steps that update the plastic average (0.9 is the default of the authors' program)",
+            low=0,
+            high=1,
         )
         stable_rate: float = key(
-            0.7, "share of the steps that update the stable average (0.7 in the authors' code)", low=0, high=1
+            0.7,
+            "share of the steps that update the stable average (0.7 is the default of the authors' program)",
+            low=0,
+            high=1,
         )
         plastic_decay: float = key(
-            0.999, "share of the plastic average that an update keeps (0.999 in the authors' code)", low=0, below=1
+            0.999,
+            "share of the plastic average that an update keeps (0.999 is the default of the authors' program)",
+            low=0,
+            below=1,
         )
         stable_decay: float = key(
-            0.999, "share of the stable average that an update keeps (0.999 in the authors' code)", low=0, below=1
+            0.999,
+            "share of the stable average that an update keeps (0.999 is the default of the authors' program)",
+            low=0,
+            below=1,
         )
 
     needs_exemplars = True
