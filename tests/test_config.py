@@ -598,7 +598,7 @@ def test_a_learners_own_option_is_read_checked_and_part_of_the_run(warm):
 def test_options_are_declared_in_one_place_and_under_names_of_their_own(warm, monkeypatch):
     """Errors for the learner's author."""
     monkeypatch.setitem(registry.learner_defaults, "warm", {"warmth": 1.0})
-    with pytest.raises(ValueError, match=r'register_learner\("warm", warmth=...\): not a key shared by all learners'):
+    with pytest.raises(UserError, match=r'register_learner\("warm", warmth=...\): not a key shared by all learners'):
         resolve({"model_name": "warm"})
 
     @dataclass(frozen=True)
@@ -606,7 +606,7 @@ def test_options_are_declared_in_one_place_and_under_names_of_their_own(warm, mo
         epochs: int = key(1, "a shared key")
 
     monkeypatch.setattr(registry.learners["warm"], "Options", Shared)
-    with pytest.raises(ValueError, match="'epochs' is a key of all learners"):
+    with pytest.raises(UserError, match="'epochs' is a key of all learners"):
         resolve({"model_name": "warm"})
 
 

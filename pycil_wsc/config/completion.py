@@ -69,7 +69,7 @@ def defaults(model_name: str) -> dict[str, Json]:
     """The values of a learner's keys that are absent from the JSON."""
     keys, own = keys_of(registry.learners[model_name]), registry.learner_defaults[model_name]
     if unknown := [name for name in own if name not in KEYS]:
-        raise ValueError(
+        raise UserError(
             f'register_learner("{model_name}", {unknown[0]}=...): not a key shared by all learners; declare it in the '
             "Options dataclass of the learner's class, with pycil_wsc.keys.key"
         )
