@@ -1,8 +1,10 @@
 """Sweeps on a Ray cluster of two nodes on this machine: nothing is lost when one is killed."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -222,6 +224,24 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
     assert agrees_with_one_process(outcome.result, undisturbed)
     assert "resumes with train epoch" in (folder / "log.txt").read_text()
     assert not children()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of what a process has open")
+def test_a_process_whose_connections_close_before_it_has_died_is_the_one_that_died(settings, monkeypatch, forked):
+    """As when the machine is busy: the first process fails at once, the exit code of the killed one comes later."""
+
+    def die_slowly_in_the_second(learner):
+        if os.environ["RANK"] == "1":
+            for number in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{number}").startswith(("socket:", "pipe:")) and int(number) > 2:
+                        os.close(int(number))
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Replay, "after_step", die_slowly_in_the_second)
+    outcome = attempt_in_processes(Job(1, 1, resolve(settings | CALM)), 2, 1, lambda progress: None)
+    assert outcome.failure.startswith("process 2 of 2 died (SIGKILL)") and outcome.again
 
 
 def test_what_failed_in_another_process_is_in_the_log(settings, monkeypatch, forked):

@@ -27,7 +27,7 @@ from pycil_wsc.runs.progress import Progress, log_file
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 START_METHOD = "forkserver"  # a fork would inherit threads and the CUDA context; the server imports torch only once
-DEATH_SECONDS = 3.0  # for which a failure of one process waits for the death of another that may be its cause
+DEATH_SECONDS = 3.0  # for which a failure of one process waits for the death of each other that may be its cause
 
 
 class Workers:
@@ -118,8 +118,8 @@ class RunInProcesses:
     def _failure(self, told: Outcome | None) -> Outcome:
         """What the first process has ``told``, unless one was killed: then the others failed as it did not answer."""
         count = len(self.processes)
-        if count > 1:  # a pipe closes before the exit code is there
-            connection.wait([process.sentinel for process in self.processes[1:]], DEATH_SECONDS)
+        for process in self.processes[1:]:
+            process.join(DEATH_SECONDS)  # the connections of a process close before its exit code is there
         codes = [process.exitcode or 0 for process in self.processes]
         if told and min(codes) >= 0:
             return told
