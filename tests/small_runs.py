@@ -166,6 +166,12 @@ class Undisturbed:
         return folder, result
 
 
+def run_of(settings, **keys):
+    """The run with these settings, which has not begun."""
+    config = resolve(settings | keys)
+    return Run(config, Datasets().of(config))
+
+
 def executed(settings):
     """The folder and the result of the run with these settings, without the command line and its report."""
     config = resolve(settings)

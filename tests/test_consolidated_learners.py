@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from small_runs import ROOT, killed_at, without_measurements
+from test_methods import SILENT
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
@@ -24,9 +25,6 @@ ALL_STEPS = {
     "wsc.average_every": 0.01,  # of no warm-up: each step
     "wsc.average_count": "since_reset",
 }
-SILENT = SimpleNamespace(
-    **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
-)
 ONE_PHASE = sorted(
     name
     for name, learner in registry.learners.items()

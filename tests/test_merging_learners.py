@@ -13,15 +13,9 @@ from pycil_wsc import registry
 MERGING = ["wise_ft", "cofima", "magmax", "ties"]
 
 
-CONSOLIDATED = {"consolidate": True, "epochs": 2, "wsc.average_every": 1}
-
-
 @pytest.fixture
 def trained(digits, tmp_path, monkeypatch):  # noqa: F811
-    """name -> a learner after three tasks, and its networks before and after each was merged.
-
-    Those before are what the training ended with, consolidated if it was.
-    """
+    """name -> a learner after three tasks, and its networks before and after each was merged."""
 
     def train(name, **keys):
         networks, merged = [], []
@@ -48,9 +42,8 @@ def assert_equal(network, expected, part=""):
     torch.testing.assert_close(torch.tensor(flat(network, part)), torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("keys", [{}, CONSOLIDATED], ids=["plain", "consolidated"])
-def test_wise_fts_weights_are_the_mean_of_those_before_and_after_the_task(keys, trained):
-    _, networks, merged = trained("wise_ft", new_share=0.3, **keys)
+def test_wise_fts_weights_are_the_mean_of_those_before_and_after_the_task(trained):
+    _, networks, merged = trained("wise_ft", new_share=0.3)
     assert_equal(merged[0], flat(networks[0]))
     for before, now, mean in zip(merged, networks[1:], merged[1:]):
         rows = len(before.head.weight)
@@ -84,11 +77,10 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("also", [{}, CONSOLIDATED], ids=["plain", "consolidated"])
 @pytest.mark.parametrize("name", TWINS)
-def test_task_vectors_are_merged_in_the_backbone_from_the_weights_after_the_first_task(name, also, trained):
+def test_task_vectors_are_merged_in_the_backbone_from_the_weights_after_the_first_task(name, trained):
     twin, keys = TWINS[name]
-    _, networks, merged = trained(name, **keys, **also)
+    _, networks, merged = trained(name, **keys)
     start, *states = (flat(network, "backbone") for network in networks)
     assert_equal(merged[0], flat(networks[0]))
     for task in (1, 2):
@@ -121,10 +113,3 @@ def test_statistics_of_batch_norm_are_those_of_the_merged_weights(name, trained)
     outputs = first(batch.images)
     torch.testing.assert_close(norm.running_mean, outputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(norm.running_var, outputs.transpose(0, 1).flatten(1).var(1), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", MERGING)
-def test_a_consolidation_comes_first(name, trained):
-    _, networks, _ = trained(name, **CONSOLIDATED)
-    _, without, _ = trained(name, epochs=2)
-    assert flat(networks[0]) == flat(without[0]) and flat(networks[1]) != flat(without[1])

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
 from pycil_wsc.learners import loop
-from pycil_wsc.learners.losses import balanced_weights, distillation, newest_task_targets
+from pycil_wsc.learners.losses import balanced_weights
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 from pycil_wsc.runs.run import Run
@@ -86,20 +86,6 @@ def moved(module, before):
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weights", [None, torch.tensor([1.5, 0.5, 1.0])])
-def test_distillation_is_the_sum_written_out(weights):
-    logits, teacher, temperature = torch.randn(4, 3), torch.randn(4, 3), 2.0
-    total = 0.0
-    for z, t in zip(logits.tolist(), teacher.tolist()):
-        q = [math.exp(v / temperature) / sum(math.exp(u / temperature) for u in t) for v in t]
-        q = [v * w for v, w in zip(q, weights.tolist())] if weights is not None else q
-        q = [v / sum(q) for v in q]
-        total -= sum(
-            a * math.log(math.exp(v / temperature) / sum(math.exp(u / temperature) for u in z)) for a, v in zip(q, z)
-        )
-    assert distillation(logits, teacher, temperature, weights).item() == pytest.approx(total / 4, abs=1e-5)
-
-
 @pytest.mark.parametrize("memory, ratio", [(20, 1.79), (80, 1.04), (200, 1.00), (500, 1.00)])
 def test_fosters_class_weights_are_the_known_ones(memory, ratio):
     weights = balanced_weights(torch.tensor([memory] * 10 + [500] * 10), 0.96)
@@ -110,10 +96,6 @@ def test_fosters_class_weights_are_the_known_ones(memory, ratio):
 def test_a_class_without_samples_weighs_as_one_with_one():
     weights = balanced_weights(torch.tensor([0, 1, 500]), 0.97)
     assert weights[0] == weights[1] and weights.isfinite().all()
-
-
-def test_the_auxiliary_head_sees_old_classes_as_one():
-    assert newest_task_targets(torch.tensor([0, 3, 4, 6, 5]), 4).tolist() == [0, 0, 1, 3, 2]
 
 
 # ---- distilling learners ---------------------------------------------------------------------------------------------

@@ -51,10 +51,6 @@ def test_top_k_counts_a_hit_anywhere_and_top_1_the_first():
     assert metrics.accuracy(predictions, targets) == pytest.approx(100 / 3)
 
 
-def test_average_accuracy_is_the_mean_of_the_curve():
-    assert metrics.average_accuracy([90.0, 70.0, 50.0]) == 70.0
-
-
 def test_a_confusion_matrix_has_a_row_for_each_true_class():
     targets, predictions = np.array([0, 0, 1, 2, 2, 2]), np.array([[0, 1], [2, 0], [1, 0], [2, 1], [1, 2], [1, 0]])
     assert metrics.confusion_matrix(predictions, targets, 4).tolist() == [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_learners import arrays, learned
-from test_task_lists import MONTHS, month, photos
+from small_learners import FILES, QUICK, arrays, learned, months
+from test_task_lists import photos
 from torch import nn
 from torchvision.transforms.v2 import functional
 
@@ -18,14 +18,9 @@ from pycil_wsc.data.npz import info_of_arrays
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 
+__all__ = ["months"]
+
 pytestmark = pytest.mark.usefixtures("undrawn")
-QUICK = {"epochs": 1, "init_epoch": 1, "precision": "fp32"}
-FILES = QUICK | {"image_size": 16, "num_workers": 0}
-
-
-@pytest.fixture
-def months(tmp_path):
-    return [month(tmp_path / f"{number}.npz", names, number) for number, names in enumerate(MONTHS)]
 
 
 def test_the_model_of_a_task_stays_as_it_was_and_is_the_network_alone(months):

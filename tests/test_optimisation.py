@@ -1,11 +1,11 @@
 """Optimisers, rates, clipping, smoothing and frozen parts: against torch's own, in a plain loop."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import killed_at, without_measurements, write
+from small_runs import killed_at, run_of, without_measurements, write
+from test_methods import SILENT
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
@@ -15,7 +15,6 @@ from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.consolidation.averaging import whole_part
 from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.consolidation.options import EpochOptions
-from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.engine.options import OptimizerOptions
 from pycil_wsc.engine.schedules import cosine_lr, held_lr, warmed_lr
 from pycil_wsc.errors import UserError
@@ -23,16 +22,6 @@ from pycil_wsc.keys import declared
 from pycil_wsc.learners.triggers import Plateau
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.networks.options import BackboneOptions
-from pycil_wsc.runs.run import Run
-
-SILENT = SimpleNamespace(
-    **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
-)
-
-
-def run(settings, **keys):
-    config = resolve(settings | keys)
-    return Run(config, load_dataset(config.dataset, "."))
 
 
 def torch_schedule(optimizer, warmup, total, min_lr):
@@ -62,7 +51,7 @@ def test_a_task_is_the_plain_loop_with_torchs_optimiser_and_schedulers(optimizer
     keys = {"model_name": "replay", "optimizer": optimizer, "betas": [0.8, 0.95], "init_weight_decay": 0.1}
     keys |= {"warmup_epochs": 1, "scheduler": "cosine", "min_lr": 1e-4, "schedule_unit": unit, "init_lr": 0.01}
     keys |= {"label_smoothing": 0.2, "clip_norm": 0.5, "init_epoch": 4, "precision": "fp32"}
-    ours, plain = (run(settings, **keys).learner for _ in range(2))
+    ours, plain = (run_of(settings, **keys).learner for _ in range(2))
     task = ours.manager.tasks[0]
     ours.learn(task, SILENT)
 
@@ -97,7 +86,7 @@ WITH_ADAMW += ["fetril", "coil", "sam", "redo"]  # the head alone; with transpor
 def test_learners_learn_with_adamw(name, settings):
     keys = {"model_name": name, "optimizer": "adamw", "layer_decay": 0.7, "checkpoint_seconds": 3600}
     keys |= {"compression_epochs": 4, "max_tasks": 2, "label_smoothing": 0.0 if name == "podnet" else 0.1}
-    result = run(settings, clip_norm=1.0, precision="fp32", **keys).execute()
+    result = run_of(settings, clip_norm=1.0, precision="fp32", **keys).execute()
     first, other = result["train_loss"]
     assert len(first) == 3 and first[-1] < first[0]
     assert len(other) == {"bic": 8, "foster": 8, "podnet": 5, "beef": 5}.get(name, 4)
@@ -107,10 +96,10 @@ def test_learners_learn_with_adamw(name, settings):
 
 def test_a_killed_run_resumes_with_adamws_moments(settings, tmp_path):
     keys = {"optimizer": "adamw", "schedule_unit": "iteration", "scheduler": "cosine"}
-    whole = run(settings, out=str(tmp_path / "whole"), **keys).execute()
+    whole = run_of(settings, out=str(tmp_path / "whole"), **keys).execute()
     with killed_at(lambda calls: calls[-1][0] == {"task": 2, "phase": 0, "epoch": 2}):
-        run(settings, **keys).execute()
-    assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
+        run_of(settings, **keys).execute()
+    assert without_measurements(run_of(settings, **keys).execute()) == without_measurements(whole)
 
 
 # ---- the rate after the reset, and when it comes ---------------------------------------------------------------------
@@ -136,7 +125,7 @@ def test_the_held_rate_follows_half_a_cosine_from_the_last_one_before(start, ann
 @pytest.mark.parametrize("unit", ["epoch", "iteration"])
 def test_a_run_sets_the_held_rate_at_every_step(unit, settings):
     keys = {"schedule_unit": unit, "scheduler": "cosine", "wsc.warmup": 0.5, "wsc.average_lr": 0.03}
-    learner = run(settings, **keys, **{"wsc.average_anneal": 1}).learner
+    learner = run_of(settings, **keys, **{"wsc.average_anneal": 1}).learner
     for task in learner.manager.tasks[:2]:
         learner.grow_for(task)
     (phase,) = learner.phases(learner.manager.tasks[1])
@@ -170,7 +159,7 @@ def test_a_share_of_the_epochs_is_that_of_the_decimal_number():
 def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, held, settings):
     """``steps`` in epochs; a warm-up of less than an epoch ends within it."""
     options = {"epochs": 100, "milestones": [90], "batch_size": 12, "memory_per_class": 0}
-    learner = run(settings, **options, **{"wsc.average_lr": 0.03, "wsc.average_anneal": 0}, **keys).learner
+    learner = run_of(settings, **options, **{"wsc.average_lr": 0.03, "wsc.average_anneal": 0}, **keys).learner
     for task in learner.manager.tasks[:2]:
         learner.grow_for(task)
     (phase,) = learner.phases(learner.manager.tasks[1])
@@ -184,7 +173,7 @@ def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, 
 def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings, monkeypatch):
     monkeypatch.setattr(Plateau, "reached", lambda self, loss: True)
     keys = {"wsc.trigger": "held_out", "wsc.held_out": 0.5, "wsc.importance": name, "max_tasks": 2}
-    learner = run(settings, **keys).learner
+    learner = run_of(settings, **keys).learner
     held, used = [], []
     begin, batches = learner._consolidate, learner.train_source.batches
 
@@ -211,7 +200,7 @@ def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings
 
 
 def test_fosters_student_starts_from_the_teacher_and_loads_no_weights(settings, monkeypatch):
-    learner = run(settings, model_name="foster", init_epoch=1, epochs=1, compression_epochs=1).learner
+    learner = run_of(settings, model_name="foster", init_epoch=1, epochs=1, compression_epochs=1).learner
     built, new_backbone = [], learner.new_backbone
 
     def noted(pretrained=None):
@@ -232,7 +221,7 @@ def test_fosters_student_starts_from_the_teacher_and_loads_no_weights(settings, 
 def test_rates_fall_with_the_distance_from_the_head(settings):
     settings |= {"convnet_type": "resnet8"}
     for name, parts in (("replay", ["backbone"]), ("memo", ["trunk", "blocks.0"])):
-        learner = run(settings, model_name=name, backbone_lr_factor=0.5, layer_decay=0.1).learner
+        learner = run_of(settings, model_name=name, backbone_lr_factor=0.5, layer_decay=0.1).learner
         learner.grow_for(learner.manager.tasks[0])
         groups = learner.optimizer(learner.network.parameters(), 0.0).param_groups
         scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
@@ -247,7 +236,7 @@ def test_rates_fall_with_the_distance_from_the_head(settings):
 
 
 def test_the_branch_that_aper_tunes_has_the_backbones_rate(settings):
-    learner = run(settings, model_name="aper_finetune", backbone_lr_factor=0.5).learner
+    learner = run_of(settings, model_name="aper_finetune", backbone_lr_factor=0.5).learner
     for task in learner.manager.tasks[:2]:
         learner.learn(task, SILENT)
     groups = learner.optimizer(learner.network.tuned.parameters(), 0.0).param_groups
@@ -290,7 +279,7 @@ def test_expanding_networks_train_the_first_task_like_any_other(keys, settings, 
     monkeypatch.setitem(registry.backbones, "nested", Nested)
     trained = []
     for name in ("replay", "der", "memo"):
-        learner = run(settings, model_name=name, convnet_type="nested", precision="fp32", **keys).learner
+        learner = run_of(settings, model_name=name, convnet_type="nested", precision="fp32", **keys).learner
         learner.learn(learner.manager.tasks[0], SILENT)
         trained.append([tensor for part in learner.network.first_parts() for tensor in part.state_dict().values()])
     for others in trained[1:]:
@@ -302,7 +291,7 @@ def test_expanding_networks_train_the_first_task_like_any_other(keys, settings, 
 def test_frozen_parts_keep_weights_and_statistics(name, settings):
     keys = {"model_name": name, "freeze": ["stem", "stage1.0.conv1"], "precision": "fp32", "init_epoch": 1, "epochs": 1}
     keys |= {"convnet_type": "resnet8"} if name == "memo" else {}  # of "tiny", its blocks are all but the stem
-    learner = run(settings, **keys).learner
+    learner = run_of(settings, **keys).learner
     begin, before = learner.begin_task, {}
 
     def snapshot(task):
@@ -321,7 +310,7 @@ def test_frozen_parts_keep_weights_and_statistics(name, settings):
 
 
 def test_a_frozen_backbone_leaves_the_head_to_learn(settings):
-    learner = run(settings, model_name="replay", freeze=["backbone"]).learner
+    learner = run_of(settings, model_name="replay", freeze=["backbone"]).learner
     before = [p.clone() for p in learner.network.backbone.parameters()]
     learner.learn(learner.manager.tasks[0], SILENT)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.network.backbone.parameters()))
@@ -392,4 +381,4 @@ def test_an_object_on_the_command_line_is_what_it_is_in_the_file(text, name, val
 
 def test_a_part_that_is_not_there_is_one_line(settings):
     with pytest.raises(UserError, match="freeze: the backbone has no part 'stage4'; did you mean 'stage"):
-        run(settings, freeze=["stage4"])
+        run_of(settings, freeze=["stage4"])

@@ -355,11 +355,3 @@ def test_a_method_that_is_nothing_without_exemplars_says_so_before_it_trains(nam
     for choice in ("herding", "reservoir"):
         with pytest.raises(UserError, match=f"'{name}' .* cannot hold one of each of the 7 classes before task 3"):
             after(name, 0, digits, tmp_path, memory_size=6, fixed_memory=False, exemplars=choice)
-
-
-@pytest.mark.parametrize("name", ["er_ace", "derpp", "l2_init", "sam", "redo", "gdumb"])
-def test_they_can_be_consolidated(name, digits, tmp_path):  # noqa: F811
-    keys = {"consolidate": True, "epochs": 2, "wsc.average_every": 1}
-    learner, _ = after(name, 2, digits, tmp_path, **keys)
-    plain, _ = after(name, 2, digits, tmp_path, epochs=2)
-    assert not torch.equal(learner.network.head.weight, plain.network.head.weight)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from reference import prototypes as twin
-from test_methods import SILENT, SMALL, snapshot
+from test_methods import SILENT, SMALL, digits, snapshot  # noqa: F401
 from torch import nn
 
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.mixing import MixingSource
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.predicting import predictions
@@ -22,13 +21,8 @@ from pycil_wsc.runs.run import Run
 KEYS = {"init_cls": 4, "increment": 3, "batch_size": 32, "lrate": 1e-3, "init_lr": 1e-3}
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits", ".")
-
-
 @pytest.fixture(scope="module", params=["pass", "il2a", "ssre"])
-def learned(request, digits, tmp_path_factory):
+def learned(request, digits, tmp_path_factory):  # noqa: F811
     """The learner after two tasks, and of each step of the second: (state before, batch, loss, state after)."""
     keys = KEYS | {"model_name": request.param, "out": str(tmp_path_factory.mktemp("runs"))}
     run = Run(resolve(SMALL | keys), digits)
@@ -188,7 +182,7 @@ def test_an_adapter_is_a_1x1_convolution_beside_and_is_folded_without_changing_t
     assert not any(parameter.any() for parameter in network.adapter.parameters())
 
 
-def test_ssres_later_tasks_train_adapters_and_the_head_alone(digits, tmp_path):
+def test_ssres_later_tasks_train_adapters_and_the_head_alone(digits, tmp_path):  # noqa: F811
     run = Run(resolve(SMALL | KEYS | {"model_name": "ssre", "out": str(tmp_path)}), digits)
     learner = run.learner
     for task in run.manager.tasks[:2]:
@@ -199,7 +193,7 @@ def test_ssres_later_tasks_train_adapters_and_the_head_alone(digits, tmp_path):
     assert not any(isinstance(module, AdaptedConv2d) for module in learner.network.backbone.stem)
 
 
-def test_ssre_augments_the_second_task_alone_as_in_pycil(digits, tmp_path):
+def test_ssre_augments_the_second_task_alone_as_in_pycil(digits, tmp_path):  # noqa: F811
     seen = []
     run = Run(resolve(SMALL | KEYS | {"model_name": "ssre", "out": str(tmp_path), "init_batch_size": 16}), digits)
     for task in run.manager.tasks[:3]:

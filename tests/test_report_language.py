@@ -6,6 +6,7 @@ import re
 from itertools import combinations
 
 import pytest
+import synthetic
 from matplotlib.text import Text
 from test_report import ODD
 
@@ -216,19 +217,11 @@ def test_data_of_another_content_have_tables_of_their_own():
     assert len(group.records) == 3, "an older record joins the known content"
 
 
-def test_images_and_language_models_have_tables_of_their_own(synthetic_result):
-    text = report.result_table([synthetic_result, made_up()])
+def test_images_and_language_models_have_tables_of_their_own():
+    images = synthetic.result()
+    text = report.result_table([images, made_up()])
     assert "Average accuracy" in text and "Scores after the last task" in text
-    assert "Scores" not in report.result_table([synthetic_result]) and "accuracy" not in report.result_table(
-        [made_up()]
-    )
-
-
-@pytest.fixture
-def synthetic_result():
-    import synthetic
-
-    return synthetic.result()
+    assert "Scores" not in report.result_table([images]) and "accuracy" not in report.result_table([made_up()])
 
 
 @pytest.mark.parametrize("part", ["result", "config"])

@@ -490,12 +490,6 @@ def test_places_and_seeds_make_no_rows():
     ) == ["replay"]
 
 
-def test_a_record_of_an_older_version_that_lacks_a_key_joins_the_others():
-    old, new = synthetic.result("wsc", seed=1), synthetic.result("wsc", seed=2)
-    del old["config"]["wsc.importance"]
-    assert rows_of(old, new) == ["wsc"]
-
-
 def test_time_that_a_run_was_spared_has_a_column_of_its_own(tmp_path, undrawn):
     spared = synthetic.result() | {"train_seconds_spent": 12.0}
     synthetic.write(tmp_path, spared, synthetic.result("wsc"))
@@ -523,28 +517,7 @@ def test_settings_have_tables_of_their_own():
     assert "CIFAR-100, 10 tasks of 10 classes, resnet32" in text and "Digits, 10 tasks of 10 classes, resnet8" in text
 
 
-def test_a_run_found_twice_counts_once_and_is_named(tmp_path, undrawn):
-    one = synthetic.result()
-    synthetic.write(tmp_path / "a", one)
-    (again,) = synthetic.write(tmp_path / "b", one | {"config": one["config"] | {"prefix": "copy"}})
-    page = report.write_report(tmp_path)
-    assert lines_of(page.parent, f"accuracy-{HERE}")[0]["averaged_over"] == "1"
-    assert f"<code>{again}</code>: the same run as" in page.read_text()
-
-
 def test_a_sweep_with_one_unusual_value_still_has_its_main_table(tmp_path, undrawn):
     synthetic.write(tmp_path, synthetic.result("replay"), synthetic.result("wsc", wsc__retain=0.5))
     lines = lines_of(report.write_report(tmp_path).parent, f"accuracy-{HERE}")
     assert [(line["method"], line["paper_mean"]) for line in lines] == [("replay", "48.63"), ("wsc wsc.retain=0.5", "")]
-
-
-def test_the_records_of_the_repository_are_reported_with_their_own_numbers(tmp_path, undrawn):
-    folder = report.write_report(RECORDS, out=tmp_path).parent
-    lines = {(line["method"].split()[0], line["column"]): line for line in lines_of(folder, f"accuracy-{HERE}")}
-    shown = printed(folder, f"accuracy-{HERE}", "html")
-    for path in RECORDS.glob("*.json"):
-        record = json.loads(path.read_text())
-        name, memory = record["config"]["model_name"], str(record["config"]["memory_per_class"])
-        assert float(lines[name, memory]["mean"]) == record["avg_acc"]
-        assert f"{record['avg_acc']:.2f}" in shown[NAMES[name],][["20", "200"].index(memory)]
-        assert not list(RECORDS.glob("report*"))

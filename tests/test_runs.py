@@ -26,6 +26,7 @@ from small_runs import (
     command,
     killed_at,
     results,
+    run_of,
     small_data,
     stopped,
     undrawn,
@@ -249,14 +250,6 @@ def test_two_processes_on_one_folder_do_every_run_once(settings, tmp_path):
     assert outputs[0][0].split("Average accuracy")[1] == outputs[1][0].split("Average accuracy")[1]
 
 
-def test_a_loss_that_is_no_number_stops_that_run_alone(settings, tmp_path, capsys):
-    settings |= {"init_lr": [0.1, 1e30], "model_name": "replay"}
-    assert main(["--config", write(tmp_path, settings)]) == 1
-    captured = capsys.readouterr()
-    assert "FAILED: the loss became nan in task 1/3" in captured.out and "failed: " in captured.err
-    assert len(results(settings)) == 1
-
-
 def test_a_loss_beyond_what_a_result_may_hold_is_divergence(settings, tmp_path, capsys, monkeypatch):
     """Such as a penalty that the learning rate overshoots, while all numbers are still finite."""
     loss = Replay.loss
@@ -325,11 +318,6 @@ def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, p
     assert len(caplog.messages) == 2 * (precision == "fp32") and all("too small for" in m for m in caplog.messages)
 
 
-def run_of(settings, **keys):
-    config = resolve(settings | keys)
-    return Run(config, load_dataset(config.dataset, "."), lambda progress: None)
-
-
 def test_a_stopped_run_goes_on_in_its_precision_where_another_one_would_be_selected(settings, monkeypatch, caplog):
     """``auto`` is bf16 on one machine and fp32 on another; a run that is moved does not mix them."""
     settings |= {"convnet_type": "resnet8", "model_name": "replay"}
@@ -383,17 +371,6 @@ def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):
     assert not (run.folder / "result.json").exists()
 
 
-def test_a_defect_of_one_run_is_a_line_its_traceback_in_the_log(settings, tmp_path, capsys, monkeypatch):
-    def broken(self, batch):
-        raise RuntimeError("shapes do not fit")
-
-    monkeypatch.setattr(Replay, "loss", broken)
-    assert main(["--config", write(tmp_path, settings | {"model_name": ["replay", "finetune"]})]) == 1
-    assert "FAILED: RuntimeError: shapes do not fit" in capsys.readouterr().out
-    assert len(results(settings)) == 1
-    assert any("Traceback" in path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
-
-
 def test_a_stock_pycil_file_runs_where_there_is_no_gpu(settings, tmp_path):
     stock = settings | {
         "prefix": "reproduce",
@@ -429,14 +406,6 @@ def test_memory_in_bytes_is_as_many_exemplars_as_fit(name, settings, tmp_path, c
     capsys.readouterr()
     assert main(["--config", write(tmp_path, settings | in_bytes)]) == 0
     assert "1 of 1 runs finished before" in capsys.readouterr().out
-
-
-def test_a_run_uses_the_threads_it_is_given(settings, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    config = resolve(settings | {"threads": 3, "init_epoch": 1, "epochs": 1})
-    Run(config, load_dataset(config.dataset, ".")).execute()
-    assert asked[0] == 3
 
 
 def test_dry_run_lists_runs_and_writes_nothing(settings, tmp_path, capsys):
@@ -483,16 +452,6 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings
     assert process.returncode == 2 and "checkpoint.pt: cannot be written" in errors and "Traceback" not in errors
     assert not list(Path(settings["out"]).rglob("*.partial"))
     assert main(["--config", path]) == 0
-
-
-def test_a_result_that_is_not_whole_is_named_and_kept(settings, tmp_path, capsys):
-    path = write(tmp_path, settings)
-    assert main(["--config", path]) == 0
-    ((folder, _),) = results(settings).items()
-    (folder / "result.json").write_text('{"config": {')
-    assert main(["--config", path]) == 1
-    assert "result.json: is not a complete result" in capsys.readouterr().out
-    assert (folder / "result.json").read_text() == '{"config": {'
 
 
 def other_data(settings, **sizes):
@@ -672,20 +631,6 @@ def test_a_loop_of_links_in_a_run_folder_is_no_obstacle(settings, tmp_path):
         (run_folder(config) / name).symlink_to(name)
     assert main(["--config", write(tmp_path, config.to_dict())]) == 0
     assert not (run_folder(config) / "result.json").is_symlink() and len(results(settings)) == 1
-
-
-def test_a_checkpoint_with_a_flipped_bit_is_named(settings, tmp_path, capsys):
-    settings |= {"convnet_type": "resnet8"}  # in the middle of the file are weights, not padding
-    config = resolve(settings | {"model_name": "replay"})
-    with killed_at(2):
-        Run(config, load_dataset(config.dataset, ".")).execute()
-    checkpoint = run_folder(config) / "checkpoint.pt"
-    content = bytearray(checkpoint.read_bytes())
-    content[len(content) // 2] ^= 4
-    checkpoint.write_bytes(content)
-    assert main(["--config", write(tmp_path, settings | {"model_name": "replay"})]) == 1
-    error = capsys.readouterr().err
-    assert f"{checkpoint}: is damaged or not a checkpoint" in error and error.count("\n") == 1
 
 
 SPLITS = [("replay", 50, 10), ("replay", 20, 20), ("foster", 20, 20), ("bic", 5, 5)]  # B50-Inc10, B0-Inc20, T=20

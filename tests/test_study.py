@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from small_runs import killed_at, without_measurements
+from small_runs import killed_at, run_of, without_measurements
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -20,9 +20,7 @@ from pycil_wsc.consolidation import (
     moment_score,
     second_moment_score,
 )
-from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.run import Run
 from pycil_wsc.studies.diagonals import fisher_diagonal, hessian_diagonal
 from pycil_wsc.studies.resets import Random, ShrinkPerturb
 
@@ -183,11 +181,6 @@ def test_a_function_that_leaves_a_parameter_out_is_named():
 # ---- in a run --------------------------------------------------------------------------------------------------------
 
 
-def run(settings, **keys):
-    config = resolve(settings | keys)
-    return Run(config, load_dataset(config.dataset, "."))
-
-
 VARIANTS = [
     {"wsc.importance": "first_moment"},
     {"wsc.importance": "second_moment"},
@@ -214,12 +207,12 @@ def test_every_variant_changes_the_result_and_survives_kills(keys, settings, tmp
     """
     same = {"wsc.warmup": 0.5, "max_tasks": 2, "convnet_type": keys.get("convnet_type", "tiny")}
     keys = keys | same
-    whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
+    whole = run_of(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
     assert whole["train_loss"] != undisturbed(**same)[1]["train_loss"]
     for stop in (5, 1):
         with killed_at(stop):
-            run(settings, **keys).execute()
-    assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
+            run_of(settings, **keys).execute()
+    assert without_measurements(run_of(settings, **keys).execute()) == without_measurements(whole)
 
 
 def test_passes_over_the_data_are_counted(undisturbed):
@@ -248,7 +241,7 @@ def test_an_importance_of_the_users_own_is_one_function(settings, undisturbed, m
         seen.append((network.training, sum(len(images) for images, _ in batches), options.retain))
         return {name: (param - previous[name]).abs() for name, param in params.items()}
 
-    ours = run(settings, **{"wsc.importance": "mine"}).execute()
+    ours = run_of(settings, **{"wsc.importance": "mine"}).execute()
     _, drift = undisturbed(**{"wsc.importance": "drift"})
     assert ours["train_loss"] == drift["train_loss"] and ours["matrix"] == drift["matrix"]
     assert seen == [(False, 24 + 8, 0.2), (False, 24 + 16, 0.2)]
@@ -263,7 +256,7 @@ def test_an_unknown_importance_names_the_nearest():
 
 def test_a_unit_that_is_replaced_again_has_other_initial_values(settings):
     keys = {"wsc.reset": "continual_backprop", "wsc.maturity": 1, "wsc.replacement_rate": 0.05}
-    learner, drawn = run(settings, **keys).learner, []
+    learner, drawn = run_of(settings, **keys).learner, []
     for task in learner.manager.tasks[:2]:
         learner.learn(task, Mock())
     fresh = learner._fresh

@@ -209,6 +209,7 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
             and record["reason"].startswith("RuntimeError: shapes do not fit")
             and "in broken" in "".join(record["traceback"])
         )
+    assert any("Traceback" in path.read_text() for path in Path(settings["out"]).rglob("log.txt"))
     monkeypatch.undo()
     assert len(list(Path(settings["out"]).rglob("failed.json"))) == 2
     assert main(["--config", path]) == 0, "the same command does what is missing"
@@ -244,16 +245,6 @@ def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_trie
     assert main(["--config", write(tmp_path, settings | {"prefix": "right"})]) == 0
 
 
-def test_a_sweep_ends_with_a_report(settings, tmp_path, capsys, undrawn):
-    assert (
-        main(["--config", write(tmp_path, settings | {"model_name": ["replay", "wsc"], "epochs": 1, "init_epoch": 1})])
-        == 0
-    )
-    page = Path(settings["out"], "run", "report", "index.html")
-    assert f"Report: {page}" in capsys.readouterr().out
-    assert all(f"{result['avg_acc']:.2f}" in page.read_text() for result in results(settings).values())
-
-
 def test_a_report_that_cannot_be_written_costs_no_result(settings, tmp_path, capsys, undrawn):
     Path(settings["out"], "run").mkdir(parents=True)
     Path(settings["out"], "run", "report").write_text("mine")
@@ -263,10 +254,12 @@ def test_a_report_that_cannot_be_written_costs_no_result(settings, tmp_path, cap
     assert Path(settings["out"], "run", "report").read_text() == "mine"
 
 
-def test_a_diverged_run_is_not_tried_again(settings, tmp_path, capsys):
-    settings |= {"init_lr": 1e30, "model_name": "replay"}
+def test_a_diverged_run_is_not_tried_again_and_stops_no_other(settings, tmp_path, capsys):
+    settings |= {"init_lr": [0.1, 1e30], "model_name": "replay"}
     assert main(["--config", write(tmp_path, settings)]) == 1
-    assert capsys.readouterr().out.count("FAILED") == 1
+    captured = capsys.readouterr()
+    assert captured.out.count("FAILED: the loss became nan in task 1/3") == 1 and "failed: " in captured.err
+    assert len(results(settings)) == 1
     (record,) = (json.loads(path.read_text()) for path in Path(settings["out"]).rglob("failed.json"))
     assert (
         record["attempt"] == 1

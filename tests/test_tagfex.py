@@ -55,19 +55,6 @@ def test_loss_and_gradients_of_a_later_task_are_the_twins(guided, learner):
         assert torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-4 * gradient.abs().max()), name
 
 
-def test_without_its_distillation_the_loss_is_another_where_the_merged_head_is_better(learner):
-    values = {}
-    for factor in (0.0, 1.0):
-        object.__setattr__(learner.config.options, "transfer_factor", factor)
-        for better in (True, False):
-            network = copy.deepcopy(learner.network)
-            with torch.no_grad():
-                (learner.network.head if better else learner.network.merged_head).weight.mul_(5)
-            values[factor, better] = learner.loss(two_views())[0].item()
-            learner.network = network
-    assert values[0, True] < values[1, True] and values[0, False] == values[1, False]
-
-
 def test_the_first_task_learns_by_its_labels_and_by_contrast(digits, tmp_path):  # noqa: F811
     learner = grown("tagfex", 1, digits, tmp_path, contrast_factor=0.5, **SMALL)[0]
     batch = two_views()

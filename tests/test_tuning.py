@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import synthetic
-from small_runs import results, without_measurements, write
+from small_runs import results, run_of, without_measurements, write
 from synthetic import HERE, lines_of
 
 import pycil_wsc
@@ -61,22 +61,12 @@ def test_the_seed_alone_decides_the_split():
     assert first == again != other
 
 
-def test_a_class_with_one_sample_is_one_line():
-    with pytest.raises(UserError, match="class '1' of numbers has 1 training sample, so none can be held out"):
-        hold_out(numbered([3, 1]), 0.1, 1)
-
-
 def test_a_class_without_samples_is_left_out_of_a_task_and_is_one_line_elsewhere():
     assert np.bincount(hold_out(numbered([4, 0, 8]), 0.25, 1, one_task=True).test.targets).tolist() == [1, 0, 2]
     with pytest.raises(UserError, match="class '1' of numbers has 0 training samples, so none can be held out"):
         hold_out(numbered([4, 0, 8]), 0.25, 1)
     with pytest.raises(UserError, match="class '1' of numbers has 1 training sample, so none can be held out"):
         hold_out(numbered([4, 1, 8]), 0.25, 1, one_task=True)
-
-
-def run_of(settings, **keys):
-    config = resolve(settings | keys)
-    return Run(config, Datasets().of(config))
 
 
 def test_what_is_trained_and_tested_on_is_the_split(settings, undisturbed):
