@@ -20,13 +20,13 @@ DROPPED = object()
 
 
 def each_part_forged(whole, places, wrong):
-    """Of a nested dict, drop or replace by each of ``wrong`` up to 16 parts of each of ``places``, one at a time:
-    yields (the part's place, its value, the forged dict).
+    """Drop or replace by every second of ``wrong`` up to 16 parts of each of the ``places`` of a dict, one at a time:
+    yields (the part's place, its value, the forged dict). The next part is replaced by the others of ``wrong``.
     """
     for place in places:
         keys = list(functools.reduce(dict.__getitem__, place, whole))
-        for key in keys[:: max(1, len(keys) // 8)]:
-            for value in [DROPPED, *wrong]:
+        for number, key in enumerate(keys[:: max(1, len(keys) // 8)]):
+            for value in [DROPPED, *wrong][number % 2 :: 2]:
                 yield [*place, key], value, forged(whole, [*place, key], value)
 
 

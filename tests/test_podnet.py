@@ -131,7 +131,7 @@ def test_each_phase_anneals_its_own_rate_and_neither_moves_old_proxies(phases):
 
 
 def test_a_run_stopped_in_the_second_phase_ends_like_one_never_stopped(settings, undrawn):
-    settings |= KEYS | {"model_name": "podnet", "ft_epochs": 3, "checkpoint_seconds": 0}
+    settings |= KEYS | {"model_name": "podnet", "ft_epochs": 3, "checkpoint_seconds": 0, "max_tasks": 2}
     data = load_dataset(settings["dataset"], ".")
     expected = Run(resolve(settings | {"prefix": "whole"}), data).execute()
     with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 1, "epoch": 2}):

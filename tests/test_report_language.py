@@ -154,7 +154,7 @@ def test_other_models_and_tasks_have_no_numbers_of_the_paper_beside_them(changes
     assert not any(row["paper_mean"] for row in rows(path).values())
 
 
-def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path):
+def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path, unrendered):
     write(tmp_path, *(made_up(method, ratio) for method in ("replay", "wsc") for ratio in (0.2, 0.8)))
     page = report.write_report(tmp_path).read_text()
     for text in (

@@ -290,7 +290,7 @@ def test_mangled_weights_are_one_line_or_do_no_harm(kept, arrays):
             refused += 1
         else:
             assert predicted == expected or place[-1] in ("mean", "std"), (place, value)
-    assert refused > 100
+    assert refused > 50
     for value in WRONG:
         save_state(path, value)
         assert "weights.pt: is not" in one_line(pycil_wsc.load, kept)
