@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+import fresh
 import pytest
 from packaging.requirements import Requirement
 from small_runs import small_data
@@ -318,7 +319,7 @@ registry.probe.add("one", 1)
     sys.modules.pop("slow_module", None)
 
 
-def test_what_registers_something_is_imported_before_the_first_run_of_several_workers():
+def test_what_registers_something_is_imported_before_the_first_run_of_several_workers(tmp_path):
     """Otherwise a run that begins after an edit would have a part of the new code."""
     code = """
 import importlib, sys
@@ -331,8 +332,7 @@ for each in vars(registry).values():
         list(each)
 print([name for name in sys.modules if name.startswith("pycil_wsc") and name not in before])
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert fresh.printed(code, tmp_path / "probe.py") == "[]\n"
 
 
 def test_threads_that_look_up_at_the_same_time_all_find_it(slow_to_import):

@@ -184,11 +184,6 @@ def test_backbones_have_pycils_outputs_and_stems():
     args = {"dataset": "cifar100", "init_cls": 10, "increment": 10, "model_name": "replay", "convnet_type": "resnet18"}
     assert resnet32()(torch.zeros(2, 3, 32, 32))["features"].shape == (2, 64)
     assert get_convnet(args)(torch.zeros(2, 3, 16, 16))["features"].shape == (2, 512)
-    stems = {
-        (name, increment): resnet18(args=args | {"dataset": name, "increment": increment}).backbone.stem[0].kernel_size
-        for name, increment in [("cifar100", 10), ("imagenet100", 10), ("imagenet100", 5)]
-    }
-    assert list(stems.values()) == [(3, 3), (7, 7), (3, 3)]
 
 
 def test_the_toolkit_computes_by_hand():
@@ -284,11 +279,7 @@ def test_values_in_pycils_form_are_taken(changes):
     assert "retain" not in changes.get("wsc", {}) or model.learner.config.wsc.retain == 0.5
 
 
-@pytest.mark.parametrize(
-    "key, value",
-    [("memory_bytes", 10**6), ("padding", 2), ("flip", False), ("max_tasks", 2), ("save_weights", True)]
-    + [("analyse", ["drift"]), ("tensorboard", True), ("deterministic", True), ("threads", 1), ("out", "elsewhere")],
-)
+@pytest.mark.parametrize("key, value", [("memory_bytes", 10**6), ("analyse", ["drift"]), ("out", "elsewhere")])
 def test_keys_that_only_whole_runs_have_are_refused(key, value):
     with pytest.raises(UserError, match=f"{key}: is not available in scripts written for PyCIL"):
         factory.get_model("icarl", ARGS | {key: value})

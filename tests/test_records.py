@@ -261,21 +261,11 @@ def rows_after(page, mark):
     return header, rows
 
 
-def generated(mark):
-    """(header, rows) of a generated table on the page of speeds; None if it says that there is none."""
-    between = SPEED.read_text().partition(f"<!-- records: {mark} -->\n")[2].partition("<!-- end -->")[0]
-    return None if between == "None yet.\n" else rows_after(SPEED, f"<!-- records: {mark} -->")
-
-
 def test_the_table_of_scaling_is_the_record():
     """Speeds, perfect scaling and communication from the seconds of a step, with the other processes and alone."""
-    path, table = ROOT / "results/scaling-cpu.json", generated("scaling-cpu")
-    assert path.exists() == (table is not None)
-    if table is None:
-        return
-    shapes, found = json.loads(path.read_text())["shapes"], {}
+    shapes, found = json.loads((ROOT / "results/scaling-cpu.json").read_text())["shapes"], {}
     names = {"CIFAR, ResNet-32": "cifar", "ImageNet, ResNet-18": "imagenet"}
-    for name, size, number, *cells in table[1]:
+    for name, size, number, *cells in rows_after(SPEED, "<!-- records: scaling-cpu -->")[1]:
         shape = shapes[names[name]]
         rate = int(size) / shape["one"]["step_seconds"]
         assert shape["batch_size"] == int(size)
@@ -292,15 +282,12 @@ def test_the_table_of_scaling_is_the_record():
 
 
 def test_the_table_of_the_start_on_many_files_is_the_record():
-    path, table = ROOT / "results/image-folder-cpu.json", generated("image-folder-cpu")
-    assert path.exists() == (table is not None)
-    if table is None:
-        return
-    caches = json.loads(path.read_text())["caches"]
-    assert [tuple(row[:2]) for row in table[1]] == [
+    caches = json.loads((ROOT / "results/image-folder-cpu.json").read_text())["caches"]
+    _, rows = rows_after(SPEED, "<!-- records: image-folder-cpu -->")
+    assert [tuple(row[:2]) for row in rows] == [
         (f"`{name if name == 'false' else json.dumps(name)}`", start) for name in caches for start in caches[name]
     ]
-    for (name, start, *cells), each in zip(table[1], (each for starts in caches.values() for each in starts.values())):
+    for (name, start, *cells), each in zip(rows, (each for starts in caches.values() for each in starts.values())):
         cpu, mib = each["cpu_seconds"], 2**20
         parts = [cpu[part] for part in ("start", "imports", "listing", "fingerprint", "cache", "step")]
         memory = each["peak_memory_bytes"] / mib, each["all_memory_bytes"] / mib
@@ -603,15 +590,22 @@ def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, o
         assert f"{(few + all_images) / 2:.2f}, on average over the two memory sizes" in page
 
 
+@functools.cache
+def night(name):
+    """(configuration, average accuracy) of each run in results/night/``name``.jsonl.xz."""
+    runs = packed.lines(ROOT / f"results/night/{name}.jsonl.xz")
+    return [(run.result["config"], run.result["avg_acc"]) for run in runs]
+
+
 def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_options_were_scaled():
     """With one exemplar per class; FOSTER's weights are those of :func:`balanced_weights`."""
     averages = {}
     for name in ("unscaled", "runs"):
-        for run in packed.lines(ROOT / f"results/night/{name}.jsonl.xz"):
-            config, method = run.result["config"], run.result["config"]["model_name"]
+        for config, average in night(name):
+            method = config["model_name"]
             usual = config["memory_per_class"] == 1 and config["exemplars"] == "herding" and config["increment"] == 5
             if usual and method in ("bic", "foster", "replay"):
-                averages.setdefault((name, method), []).append(run.result["avg_acc"])
+                averages.setdefault((name, method), []).append(average)
     assert {len(seeds) for seeds in averages.values()} == {5}
     old, new, replay = (
         [f"{np.mean(averages[name, method]):.1f}" for method in methods]
@@ -710,7 +704,7 @@ def test_the_study_has_one_of_four_values_that_were_tried_for_each_method():
 def runs_of_study(name):
     """{(method, reset, exemplars, averages): {exemplars per class: {seed: result}}} of a packed file."""
     path, found = ROOT / f"results/abundant/{name}.jsonl.xz", {}
-    for line in lzma.open(path) if path.exists() else []:
+    for line in lzma.open(path):
         run = json.loads(line)["result"]
         keys = run["config"]
         row = keys["model_name"], keys.get("wsc.reset"), keys.get("exemplars"), keys.get("wsc.average")
@@ -794,10 +788,9 @@ def test_the_runs_of_a_rule_that_replaced_no_unit_are_replays_with_the_default_w
 def averages_of_the_night(method):
     """{(exemplars per class, seed): average accuracy} of a method's runs of ten tasks in the night files."""
     found = {}
-    for run in packed.lines(ROOT / "results/night/runs.jsonl.xz"):
-        config = run.result["config"]
+    for config, average in night("runs"):
         if config["model_name"] == method and config["increment"] == 5 and config["exemplars"] == "herding":
-            found[config["memory_per_class"], config["seed"]] = run.result["avg_acc"]
+            found[config["memory_per_class"], config["seed"]] = average
     return found
 
 
