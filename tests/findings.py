@@ -6,59 +6,27 @@
 import contextlib
 import functools
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from attacks import Place, answer, new_place, ordinary_user
 from PIL import Image
 from small_runs import Killed, killed_at
 
 Answer = tuple[int, str, str]
-LINE_OF_DEPTH = "[" * 100_000
 REFUSED: dict[str, tuple[Any, str]] = {  # keys, or the text of the file -> the error message
-    "a seed beyond numpy's": ({"seed": 4294967296}, "seed: 4294967296 is above"),
-    "an integer of 400 digits": ({"epochs": 10**400}, "(401 characters) is too large"),
     "an integer of 5,000 digits": ('{"epochs": ' + "1" * 5000 + "}", "not valid JSON"),
-    "nested too deep": (LINE_OF_DEPTH, "config.json: not valid JSON"),
-    "nested too deep, and closed": (LINE_OF_DEPTH + "]" * 100_000, "config.json: not valid JSON"),
-    "a device of 5,000 digits": ({"device": "cuda:" + "1" * 5000}, "device"),
-    "a prefix of 300 letters": ({"prefix": "x" * 300}, "prefix"),
+    "nested too deep, and closed": ("[" * 100_000 + "]" * 100_000, "config.json: not valid JSON"),
     "a prefix with a line break": ({"prefix": "a\nb"}, r"prefix: 'a\nb'"),
-    "an unknown key with a line break": ({"a\nb": 1}, r"a\nb"),
     "a value with a line break": ({"model_name": "a\nb"}, r"a\nb"),
-    "an output folder that is too long": ({"out": "x" * 300}, "out"),
     "an output path that is too long": ({"out": "/".join(["x" * 200] * 30)}, "cannot be searched (File name too long)"),
-    "an output folder that is not UTF-8": ({"out": "a\udcff"}, "is not UTF-8"),
     "an output folder that begins with a tilde": ({"out": "~/runs"}, "only a shell expands"),
     "an unknown user's file": ({"dataset": "npz:~nosuchuser/x"}, "nosuchuser"),
-    "an unknown user's folder": ({"dataset": "folder:~nosuchuser/x"}, "nosuchuser"),
-    "a folder with a zero byte": ({"dataset": "folder:a\0b"}, "zero byte"),
-    "a folder with a surrogate": ({"dataset": "folder:a\ud800"}, "no file name can have"),
-    "a folder of 300 letters": ({"dataset": f"folder:{'x' * 300}"}, "too long"),
-    "a file with a surrogate": ({"dataset": "npz:a\ud800"}, "dataset"),
-    "a million threads": ({"threads": 1_000_000}, "threads: 1000000 is above"),
-    "padding of a million": ({"padding": 1_000_000}, "padding: 1000000 is above"),
-    "a decay of the rate of 1e300": ({"lrate_decay": 1e300}, "lrate_decay"),
-    "a negative temperature": ({"model_name": "icarl", "T": -2}, "T: -2.0 is not above 0"),
-    "a temperature of zero": ({"model_name": "wa", "T": 0}, "T: 0.0 is not above 0"),
-    "a negative weight of distillation": ({"model_name": "icarl", "distill": -1}, "distill: -1.0 is below 0"),
-    "a negative weight of the auxiliary loss": ({"model_name": "der", "alpha_aux": -1}, "alpha_aux: -1.0 is below 0"),
-    "a share above one": ({"model_name": "bic", "split_ratio": 2}, "split_ratio: 2.0 is not below 1"),
-    "epochs below one": ({"model_name": "foster", "compression_epochs": -3}, "compression_epochs: -3 is below 1"),
-    "a beta of two": ({"model_name": "foster", "beta1": 2}, "beta1: 2.0 is not below 1"),
-    "a beta of one": ({"model_name": "foster", "beta1": 1}, "beta1: 1.0 is not below 1"),
     "an unknown importance, of which there are six": ({"wsc.importance": "momnet"}, "did you mean 'moment'?"),
     "a number in place of a list of two types": ({"classes": 0.5}, "expected a list of whole numbers or strings"),
-    "a group given as a number": ({"wsc": 0.3}, "wsc: is a group of keys"),
-    "PyCIL's file that trains a policy": ('{"model_name": "rmm-icarl"}', "init_cls: is missing, as in PyCIL's"),
 }
 OPTIONS: dict[str, tuple[list[str], str]] = {  # options of the command line -> the error message
-    "several values without brackets": (["--set", "seed=1993,1994"], "several values are a list: [1993,1994]"),
-    "PyCIL's name of the learning rate": (["--set", "lr=0.2"], "use init_lr (first task) or lrate (later tasks)"),
-    "a group given as a number, as an option": (["--set", "wsc=0.3"], "wsc: is a group of keys"),
     "workers that are no number": (["--workers", "many"], "--workers"),
     "an unknown option": (["--nonsense"], "--nonsense"),
     "an option with a line break": (["--a\nb"], r"--a\nb"),
@@ -137,22 +105,6 @@ def class_folder_that_is_not_utf8(place: Place) -> Answer:
     return place.run({"dataset": f"folder:{place.folder / 'images'}", "image_size": 8, "num_workers": 0})
 
 
-def header_of_the_images(shape: str, place: Place) -> Answer:
-    """A file whose images have ``shape`` in their header, with right checksums."""
-    with np.load(place.data) as file:
-        arrays = dict(file)
-    with zipfile.ZipFile(place.data, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w") as stream:
-                text = shape if name == "train_x" else str(array.shape)
-                header = (
-                    f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {text}, }}".ljust(117) + "\n"
-                )
-                stream.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
-                stream.write(array.tobytes())
-    return place.run({}, "--dry-run")
-
-
 Attack = Callable[[Place], Answer]
 FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> (action, exit code, output)
     **{name: (functools.partial(refused, keys), 2, says) for name, (keys, says) in REFUSED.items()},
@@ -168,8 +120,6 @@ FIXED: dict[str, tuple[Attack, int, str]] = {  # finding -> (action, exit code, 
         "denied); make it readable",
     ),
     "a class folder whose name is not UTF-8": (class_folder_that_is_not_utf8, 0, "Report: "),
-    "images of a negative number": (functools.partial(header_of_the_images, "(-1, 8, 8, 3)"), 2, "not a complete npz"),
-    "images of 10^20": (functools.partial(header_of_the_images, f"({10**20}, 8, 8, 3)"), 2, "not a complete npz"),
 }
 
 

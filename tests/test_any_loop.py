@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.consolidation import ReferenceConsolidation
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pycil_wsc.consolidation import (
@@ -287,18 +286,6 @@ def test_narrow_moments_of_the_optimiser_are_widened_before_they_are_multiplied(
     assert wide != best(state["exp_avg"].abs() * state["exp_avg_sq"])
     assert set(weight.nonzero().flatten().tolist()) == wide
     assert wsc.resets == 1
-
-
-def test_average_equals_torchs_averaged_model_under_adamw():
-    options = dict(importance=FROM_ADAM, average=Average(every=2, count="since_reset", last=False))
-    net, optimizer, wsc = start(warmup_steps=3, **options)
-    averaged = AveragedModel(net, multi_avg_fn=get_swa_multi_avg_fn())
-    for step in range(1, 12):
-        train(net, optimizer, [step])
-        if step in (3, 5, 7, 9, 11):
-            averaged.update_parameters(net)
-    wsc.finish()
-    assert torch.equal(weights(net), weights(averaged.module))
 
 
 def test_a_compiled_model_is_followed_like_the_plain_one_and_has_its_state():

@@ -353,8 +353,6 @@ def test_several_values_of_a_key_that_makes_no_run_are_refused(keys, tmp_path):
     """Otherwise one of them would be taken without a word."""
     with pytest.raises(UserError, match="for one run, .*; other values of this key do not make another run"):
         load(write(tmp_path, keys))
-    both = load(write(tmp_path, {"model_name": ["replay", "wsc"], "wsc.retain": [0.1, 0.2]}))
-    assert len(both) == 3, "a key that a method does not read"
 
 
 @pytest.mark.parametrize("group", ["wsc", "convnet_options", "llm"])
@@ -555,18 +553,12 @@ def test_bare_words_in_a_list_are_strings(text, value):
     assert parse_override(text)[1] == value
 
 
-def test_an_empty_group_is_no_key(tmp_path):
-    assert load(write(tmp_path, {"wsc": {}})) == [resolve({})]
-
-
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match="nowhere.json: cannot be read"):
         load(tmp_path / "nowhere.json")
 
 
-@pytest.mark.parametrize(
-    "path", sorted([*(ROOT / "exps").glob("*.json"), *(ROOT / "exps/night").glob("*.json")]), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "exps").glob("*.json")), ids=lambda path: path.name)
 def test_every_shipped_experiment_loads(path):
     if "timm:" in path.read_text():
         pytest.importorskip("timm")

@@ -2,7 +2,6 @@
 
 import copy
 import doctest
-import inspect
 import io
 import math
 import warnings
@@ -20,7 +19,6 @@ from pycil_wsc.consolidation import (
     Blend,
     Revert,
     WeightSpaceConsolidation,
-    average_,
     blend_,
     drift_score,
     moment_product,
@@ -229,52 +227,13 @@ def test_reset_every_resets_again():
 # The ranking.
 
 
-def stable_top(scores, count):
-    """Positions of the ``count`` highest by a stable sort: an independent statement of the rule."""
-    flat = [float(value) for score in scores for value in score.flatten()]
-    return set(sorted(range(len(flat)), key=lambda position: -flat[position])[:count])
-
-
 def marked(masks):
     return set(torch.cat([mask.flatten() for mask in masks]).nonzero().flatten().tolist())
-
-
-@pytest.mark.parametrize("retain", [0, 0.1, 0.25, 0.5, 0.8, 1])
-@pytest.mark.parametrize("seed", range(5))
-def test_mask_marks_the_exact_number_though_most_scores_are_equal(seed, retain):
-    generator = torch.Generator().manual_seed(seed)
-    scores = [
-        torch.randint(-1, 3, shape, generator=generator).clamp(min=0).float() for shape in [(5, 3), (), (7,), (2, 2, 3)]
-    ]
-    assert marked(top_mask(scores, retain)) == stable_top(scores, round(retain * 35))
-    per_tensor = top_mask(scores, retain, "tensor")
-    for score, mask in zip(scores, per_tensor):
-        assert mask.shape == score.shape
-        assert marked([mask]) == stable_top([score], round(retain * score.numel()))
-
-
-def test_mask_of_all_zeros_marks_the_first():
-    assert marked(top_mask([torch.zeros(3), torch.zeros(7)], 0.4)) == {0, 1, 2, 3}
 
 
 def test_mask_follows_logical_position_whatever_the_memory_layout():
     score = torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last)
     assert marked(top_mask([score], 0.5)) == set(range(12))
-
-
-def test_global_ranking_may_starve_a_tensor_and_ranking_by_tensor_does_not():
-    scores = [torch.arange(10.0), 100 + torch.arange(10.0)]
-    assert [int(mask.sum()) for mask in top_mask(scores, 0.5, "global")] == [0, 10]
-    assert [int(mask.sum()) for mask in top_mask(scores, 0.5, "tensor")] == [5, 5]
-
-
-def test_mask_counts_eligible_elements_only():
-    scores = [torch.arange(10.0), torch.arange(10.0)]
-    eligible = [torch.arange(10) < 4, None]
-    masks = top_mask(scores, 0.5, "global", eligible)
-    assert marked(masks) == {3, 14, 15, 16, 17, 18, 19}  # half of 14; two scores are 3, and the first is marked
-    assert [int(mask.sum()) for mask in top_mask(scores, 0.5, "tensor", eligible)] == [2, 5]
-    assert marked(top_mask(scores, 1.0, "global", [torch.zeros(10, dtype=torch.bool)] * 2)) == set()
 
 
 def test_rank_reset_leaves_ineligible_elements_alone():
@@ -348,12 +307,6 @@ def test_by_default_a_short_warm_up_ends_without_a_reset(warmup_steps, resets):
     wsc.finish()
 
 
-def test_a_rule_that_is_given_resets_after_any_warm_up():
-    net, optimizer, wsc = start(warmup_steps=1, reset=Blend())
-    train(net, optimizer, range(2))
-    assert wsc.resets == 1
-
-
 @pytest.mark.parametrize("steps", [40, 400])
 def test_the_late_average_lags_by_the_same_share_of_any_task(steps):
     """Of weights that move along a line, by 1 / (power + 2) of the steps since the reset, whatever their number."""
@@ -370,21 +323,6 @@ def test_an_interval_below_one_is_a_share_of_the_warm_up(warmup, every, interval
     average = Average(every=every)
     due = [step for step in range(warmup, warmup + 3 * interval + 1) if average.due(step, warmup)]
     assert due == [warmup + k * interval for k in range(4)]
-
-
-def test_absolute_count_gives_the_reset_weights_the_papers_literal_share():
-    # Steps 5 and 10 are sampled with n = 5/5 and 10/5 after the reset at step 5: (reset * 2 + last) / 3.
-    weight = nn.Parameter(torch.tensor([0.0], dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    average = Average(every=5, count="absolute")
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=5, retain=1, average=average, reset=Blend()).attach(
-        optimizer
-    )
-    for _ in range(10):
-        weight.grad = -torch.ones_like(weight)
-        optimizer.step()
-    wsc.finish()
-    assert weight.item() == pytest.approx((5 * 2 + 10) / 3)
 
 
 @pytest.mark.parametrize(
@@ -410,28 +348,6 @@ def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
         optimizer.step()
     wsc.finish()
     assert weight.item() == pytest.approx(share)
-
-
-def test_without_warm_up_the_average_begins_with_the_weights_at_the_start():
-    weight = nn.Parameter(torch.tensor([0.0]))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    wsc = WeightSpaceConsolidation([("w", weight)], warmup_steps=0, reset=None, average=Average(2, count="since_reset"))
-    wsc.attach(optimizer)
-    for _ in range(4):
-        weight.grad = -torch.ones(1)
-        optimizer.step()
-    wsc.finish()
-    assert weight.item() == pytest.approx((0 + 2 + 4) / 3)
-
-
-def test_average_of_bf16_weights_is_kept_in_fp32():
-    # Steps of 1/64 around 1 exist in bf16, a mean of many of them does not.
-    weights = [torch.tensor([1 + k / 64], dtype=torch.bfloat16) for k in range(10)]
-    average = [weights[0].float()]
-    for n, weight in enumerate(weights[1:], start=1):
-        average_(average, [weight], n)
-    assert average[0].dtype == torch.float32
-    assert average[0].item() == pytest.approx(1 + 4.5 / 64, abs=1e-6)
 
 
 def test_bf16_network_gets_the_rounded_fp32_average():
@@ -786,10 +702,6 @@ def test_a_state_of_another_version_is_refused_in_one_line(saved):
 def test_bad_options_are_refused_at_once(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         WeightSpaceConsolidation(small_net().named_parameters(), **{"warmup_steps": 3, "reset": Blend()} | options())
-
-
-def test_the_object_takes_at_most_ten_arguments():
-    assert len(inspect.signature(WeightSpaceConsolidation).parameters) <= 10
 
 
 def test_unknown_scope_of_the_mask_is_refused():

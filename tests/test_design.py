@@ -207,11 +207,3 @@ def test_the_consolidation_needs_nothing_but_torch():
         m.split(".")[0] for name, path in modules() if within(name, ["pycil_wsc.consolidation"]) for m in imports(path)
     }
     assert foreign - sys.stdlib_module_names <= {"torch", "pycil_wsc"}
-
-
-def test_importing_the_consolidation_loads_torch_and_nothing_heavier():
-    script = """
-import sys, pycil_wsc.consolidation
-print([m for m in ("torchvision", "sklearn", "pycil_wsc.runs", "pycil_wsc.data") if m in sys.modules])
-"""
-    assert printed_by("-c", script) == "[]"
