@@ -6,11 +6,14 @@ not affect others. An address and the same one followed by 0 have equal seeds: u
 """
 
 import contextlib
+import threading
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
 import torch
+
+_IN_USE = threading.RLock()  # the threads of a process share torch's global generators
 
 
 def derived_seed(seed: int, *address: str | int) -> int:
@@ -26,11 +29,21 @@ def generator(seed: int, *address: str | int, device: str | torch.device = "cpu"
 
 @contextlib.contextmanager
 def seeded(seed: int, *address: str | int, device: torch.device = torch.device("cpu")) -> Iterator[None]:
-    """Seed torch's global generators of the CPU and of ``device`` by address; they are restored on exit."""
+    """Seed torch's global generators of the CPU and of ``device`` by address; they are restored on exit.
+
+    Another thread that does so too waits until then.
+    """
     own = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices=own, device_type=device.type):
+    with restored(own, device.type):
         torch.random.default_generator.manual_seed(derived_seed(seed, *address))
         for accelerator in own:  # no function of torch seeds one of several without making it the current one
             state = generator(seed, *address, device=accelerator).get_state()
             torch.get_device_module(accelerator).set_rng_state(state, accelerator)
+        yield
+
+
+@contextlib.contextmanager
+def restored(devices: list[torch.device], device_type: str = "cpu") -> Iterator[None]:
+    """Restore torch's global generators of the CPU and of ``devices`` on exit. One thread at a time is within."""
+    with _IN_USE, torch.random.fork_rng(devices=devices, device_type=device_type):
         yield

@@ -124,7 +124,10 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Worker processes are forks of the test's, which need not import torch again."""
+    """Worker processes are forks of the test's, which need not import torch again. They have one thread, as those of
+    OpenMP do not survive a fork.
+    """
+    monkeypatch.setattr("pycil_wsc.launch.workers.cores", lambda: 1)
     for module in ("pycil_wsc.launch.workers", "pycil_wsc.data.parallel"):
         monkeypatch.setattr(f"{module}.START_METHOD", "fork")
 

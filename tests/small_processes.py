@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 FORK = multiprocessing.get_context("fork")
 
 
-def in_two_processes(work, *arguments, seconds=60, check=True):
+def in_two_processes(work, *arguments, seconds=300, check=True):
     """Run ``work(*arguments)`` in two connected processes; returns their results, in order.
 
     Processes that take longer than ``seconds`` are killed, and the test fails.

@@ -279,6 +279,21 @@ def wait_until(reached, process):
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def waiting_at(last):
+    """A process that is started within waits after its checkpoint number ``last``, however late it is killed."""
+    checkpoint, calls = Run._checkpoint, []
+
+    def checkpoint_and_wait(run, *arguments):
+        checkpoint(run, *arguments)
+        calls.append(arguments)
+        while len(calls) >= last:
+            time.sleep(1)
+
+    with patch.object(Run, "_checkpoint", checkpoint_and_wait):
+        yield
+
+
 class Killed(BaseException):
     """Stands for SIGKILL where the test process must survive."""
 

@@ -214,7 +214,8 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
 
     def kill(progress):
         if progress.position.startswith("task 2/3"):
-            children()[1].kill()
+            for second in children()[1:]:
+                second.kill()
 
     outcome = attempt_in_processes(job, 2, 1, kill)
     folder = run_folder(job.config)

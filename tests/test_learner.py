@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from small_learners import SMALL, arrays, assert_same, january, learned, shelf
-from small_runs import executed, killed_at
+from small_runs import executed, killed_at, waiting_at
 from test_task_lists import MONTHS, NAMES, TEMPLATES, listed, month, photos, weights
 
 import pycil_wsc
@@ -109,7 +109,8 @@ def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_number
     expected = queue.get(timeout=120)
     whole.join()
     work = tmp_path / "work"
-    process, _ = in_a_process(work, months, (images, names))
+    with waiting_at(25):  # in the second task
+        process, _ = in_a_process(work, months, (images, names))
     log = work / ".task2" / "log.txt"
     while not (log.exists() and "epoch 3/30" in log.read_text()):
         assert process.is_alive()

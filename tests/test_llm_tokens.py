@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_llm import configured
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -115,6 +115,7 @@ def test_a_tokeniser_without_an_end_is_refused(llm_settings, tmp_path):
         load_tokenizer(replace(configured(llm_settings)[0], model=str(tmp_path / "endless")), [])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 200), st.sampled_from([0.0, 0.05, 0.1, 0.5])
 )

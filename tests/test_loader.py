@@ -137,7 +137,8 @@ def test_there_are_no_more_workers_than_cores(folder, monkeypatch, recwarn):
     """torch would warn of them."""
     monkeypatch.setattr("pycil_wsc.data.parallel.cores", lambda: 2)
     source = open_source(folder.info, folder.train, torch.device("cpu"), 1024)
-    assert source.loader.num_workers == 2 and not recwarn
+    assert source.loader.num_workers == 2
+    assert not [each for each in recwarn if "worker" in str(each.message)]
     assert open_source(folder.info, folder.train, torch.device("cpu"), 1).loader.num_workers == 1
 
 
@@ -155,7 +156,7 @@ def test_a_run_leaves_no_worker_processes(settings, folder):
     run = Run(resolve(settings | keys | {"model_name": "finetune", "epochs": 1, "init_epoch": 1}), folder)
     alive = set(multiprocessing.active_children())
     run.execute()
-    assert set(multiprocessing.active_children()) == alive and run.train_source.started
+    assert set(multiprocessing.active_children()) <= alive and run.train_source.started
 
 
 def test_two_views_of_an_epoch_leave_the_workers_to_the_next_one(folder):

@@ -522,6 +522,7 @@ def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path, monkeypatch)
         assert not [c for c in text if ord(c) < 32 and c not in "\n\t\r"]
 
 
+@settings(deadline=None)
 @given(st.text(st.characters()))
 def test_a_text_is_shown_on_one_printable_line_of_unicode(text):
     assert one_line(text).isprintable() and one_line(text).encode().decode() == one_line(text)

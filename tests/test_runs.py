@@ -31,6 +31,7 @@ from small_runs import (
     stopped,
     undrawn,
     wait_until,
+    waiting_at,
     without_checkpoints,
     without_measurements,
     write,
@@ -225,7 +226,8 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, ca
     settings |= {"seed": [1, 2], "epochs": 6, "init_epoch": 6, "batch_size": 16}
     undisturbed, runs = settings | {"out": str(tmp_path / "undisturbed")}, Path(settings["out"])
     assert main(["--config", write(tmp_path, undisturbed)]) == 0
-    process = command(tmp_path, settings)
+    with waiting_at(15):  # of 21 of the first run
+        process = command(tmp_path, settings)
     wait_until(lambda: sum(path.read_text().count("epoch") for path in runs.rglob("log.txt")) >= 5, process)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_runs import SETTINGS, command, killed_at, results, wait_until, without_measurements, write
+from small_runs import SETTINGS, command, killed_at, results, wait_until, waiting_at, without_measurements, write
 
 import pycil_wsc
 from main import main
@@ -124,7 +124,8 @@ def test_the_weights_that_are_loaded_are_the_last_ones_saved(months, tmp_path):
 def test_kill_9_within_a_later_task_costs_nothing(months, tmp_path):
     _, whole = run(tmp_path / "whole", months, epochs=30, batch_size=16)
     settings = listed(tmp_path, months, epochs=30, batch_size=16)
-    process = command(tmp_path, settings)
+    with waiting_at(25):  # in the second task
+        process = command(tmp_path, settings)
     folder = lambda: next((tmp_path / "runs").rglob("log.txt"), None)  # noqa: E731
     wait_until(lambda: folder() and "task 2/3 train epoch 3/" in folder().read_text(), process)
     os.killpg(process.pid, signal.SIGKILL)

@@ -12,10 +12,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from small_learners import FILES, QUICK, SMALL, arrays, assert_same, dies_at, learned, months
+from small_runs import Tiny
 from test_shelf import OLD, labelled, names
-from test_task_lists import month, photos
+from test_task_lists import MONTHS, month, photos
+from torch import nn
 
-from pycil_wsc import Learner
+from pycil_wsc import Learner, registry
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import save_state
 
@@ -332,6 +334,36 @@ def test_a_thread_that_asks_while_another_learns_disturbs_nothing(learners, shel
     assert_same(asked, quiet)
     after = quiet.predict_proba(images)
     assert found and all(np.array_equal(rows, before) or np.array_equal(rows, after) for rows in found)
+
+
+class Dropping(Tiny):
+    """Its weights depend on random numbers of every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem.append(nn.Dropout(0.3))
+
+
+def test_a_thread_that_loads_while_another_learns_disturbs_nothing(monkeypatch, tmp_path):
+    monkeypatch.setitem(registry.backbones, "dropping", Dropping)
+    months = [month(tmp_path / f"{number}.npz", MONTHS[number], number) for number in range(2)]
+    learner = learned(months[0], convnet_type="dropping", precision="auto")
+    learner.save(tmp_path / "shelf")
+    quiet, disturbed = Learner.load(tmp_path / "shelf", quiet=True), Learner.load(tmp_path / "shelf", quiet=True)
+    quiet.learn(months[1])
+    images, loaded, stop = arrays_of([learner]), [], threading.Event()
+
+    def load():
+        while not stop.is_set():
+            loaded.append(Learner.load(tmp_path / "shelf", quiet=True).predict_proba(images))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    disturbed.learn(months[1])
+    stop.set()
+    thread.join()
+    assert loaded
+    assert_same(disturbed, quiet)
 
 
 def asked_in_a_process(folder, images, queue):

@@ -229,4 +229,5 @@ def grown(config: Config, info: DatasetInfo, reached: Reached) -> BaseLearner:
     learner = configured_learner(config)(config, manager, open_source(info, none, device, 0), device)
     for task in manager.tasks[: reached.task + 1]:
         learner.grow_for(task)
+    _ = learner.precision  # which may take random numbers: a thread that predicts would wait for one that trains
     return learner

@@ -125,7 +125,10 @@ def _images_below(folder: str | Path, elsewhere: Collection[tuple[int, int]] = (
             if os.path.isdir(entry.path):  # False for a link to itself
                 if _of_a_system(entry.name):
                     continue
-                inode = _inode(entry.path)
+                try:
+                    inode = _inode(entry.path)
+                except OSError:
+                    continue  # it has just been removed
                 if inode not in entered and inode not in elsewhere:
                     entered.add(inode)
                     inner.append(entry.path)

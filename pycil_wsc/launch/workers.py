@@ -117,14 +117,13 @@ class RunInProcesses:
 
     def _failure(self, told: Outcome | None) -> Outcome:
         """What the first process has ``told``, unless one was killed: then the others failed as it did not answer."""
-        count = len(self.processes)
-        for process in self.processes[1:]:
+        for process in self.processes[bool(told) :]:  # one that has told something lives
             process.join(DEATH_SECONDS)  # the connections of a process close before its exit code is there
         codes = [process.exitcode or 0 for process in self.processes]
         if told and min(codes) >= 0:
             return told
         rank = codes.index(min(codes) or max(codes))
-        name = f"process {rank + 1} of {count}" if count > 1 else "its process"
+        name = f"process {rank + 1} of {len(codes)}" if len(codes) > 1 else "its process"
         ending = signal.Signals(-codes[rank]).name if codes[rank] < 0 else f"exit code {codes[rank]}; see log.txt"
         return Outcome(failure=f"{name} died ({ending})", again=True)
 
@@ -210,4 +209,5 @@ def end_with(pipe: Connection) -> None:
     connection.wait([pipe])
     for child in multiprocessing.active_children():
         child.kill()
+        child.join(1)  # it may hold a lock
     os._exit(1)

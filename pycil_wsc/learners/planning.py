@@ -4,7 +4,6 @@ import functools
 import json
 
 import numpy as np
-import torch
 
 from pycil_wsc.data.configured import check_divided_memory
 from pycil_wsc.data.memory import ExemplarMemory
@@ -17,7 +16,7 @@ from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.toolbox import configured_backbone
 from pycil_wsc.networks.nets import check_features
 from pycil_wsc.networks.options import BackboneOptions
-from pycil_wsc.seeding import derived_seed
+from pycil_wsc.seeding import derived_seed, restored
 from pycil_wsc.state import State
 
 
@@ -74,7 +73,7 @@ def check_backbone(config: LearnerConfig, image_size: int) -> None:
     learner = configured_learner(config)
     wanted = learner, image_size, json.dumps(values, sort_keys=True)
     if wanted not in _buildable:
-        with torch.random.fork_rng(devices=[]):
+        with restored([]):
             weights = config.pretrained if isinstance(config.pretrained, str) else False
             backbone = configured_backbone(config, image_size, weights)
             learner.check_backbone(backbone, config)

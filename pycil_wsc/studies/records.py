@@ -5,12 +5,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from pycil_wsc import registry
 from pycil_wsc.data.tasks import Task
 from pycil_wsc.engine.phase import Monitor, Phase
 from pycil_wsc.files import write_atomically
+from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
 from pycil_wsc.studies.observer import Observed, Observer, Record
 
@@ -77,7 +76,7 @@ def unrecorded(analyses: Sequence[str], folder: Path) -> list[str]:
 def undisturbed(learner: Observed) -> Iterator[None]:
     """Evaluation mode within the context; restores the modules' modes and torch's global generator afterwards."""
     modes = [(module, module.training) for module in learner.modules()]
-    with torch.random.fork_rng(devices=[]):
+    with restored([]):
         learner.eval()
         yield
     for module, mode in modes:
