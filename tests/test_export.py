@@ -99,18 +99,6 @@ def test_a_program_of_torch_predicts_the_same(every, tmp_path):
     assert_predicts(lambda images: program(images).detach().numpy(), learner, images)
 
 
-def test_a_method_that_predicts_in_its_own_way_is_exported_with_it(months, tmp_path, monkeypatch):
-    class Turned(registry.learners["replay"]):
-        def classify(self, features):
-            return -super().classify(features)
-
-    monkeypatch.setitem(registry.learners, "replay", Turned)
-    learner = learned(months[0], name="replay", **QUICK)
-    learner.export(tmp_path / "model.pt2")
-    program = torch.export.load(tmp_path / "model.pt2").module()
-    assert_predicts(lambda images: program(images).detach().numpy(), learner, arrays(months[0], "test")[0])
-
-
 def test_the_files_say_what_their_columns_are_and_what_is_done_to_an_image(replay, tmp_path, onnxruntime):
     learner, _ = replay
     for name in ("model.onnx", "model.pt2"):
