@@ -96,16 +96,25 @@ def _load_entry_points():
 
 
 def _load_group(group):
-    """Load the modules that the entry points of a group name; what fails is added to ``_broken``."""
+    """Load the modules that the entry points of a group name; what fails is added to ``_broken``.
+
+    After Ctrl-C the next look-up tries again.
+    """
     try:
         found = list(entry_points(group=group))
+    except KeyboardInterrupt:
+        _groups.append(group)
+        raise
     except Exception as error:
         _broken.append(f"the metadata of an installed package is broken ({_reason(error)}); find it with 'pip check'")
         return
     for entry in found:
         try:
             entry.load()
-        except BaseException as error:  # a module may also end the program, or raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            _groups.append(group)
+            raise
+        except BaseException as error:  # a module may also end the program
             _broken.append(
                 f"entry point '{entry.name} = {entry.value}' of the package '{_package_of(entry)}' cannot be loaded "
                 f"({_reason(error)}); correct or uninstall that package"
@@ -180,7 +189,7 @@ def _check_learner(cls):
     if not is_dataclass(options):
         raise UserError(f"{_origin(options)}: is not a dataclass; put @dataclass(frozen=True) before it")
     if plain := [each.name for each in fields(options) if not each.metadata]:
-        raise UserError(f"{_origin(options)}.{plain[0]}: is no key; declare it as key(default, what it is)")
+        raise UserError(f"{_origin(options)}.{plain[0]}: is not a key; declare it with key(default, description)")
 
 
 def register_backbone(name: str) -> Callable[[T], T]:
@@ -218,8 +227,9 @@ def register_optimizer(name: str, **defaults: object) -> Callable[[T], T]:
     """
 
     def decorate(build: T) -> T:
+        optimizers.add(name, build)
         optimizer_defaults.add(name, defaults)
-        return optimizers.add(name, build)
+        return build
 
     return decorate
 

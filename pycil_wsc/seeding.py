@@ -44,6 +44,6 @@ def seeded(seed: int, *address: str | int, device: torch.device = torch.device("
 
 @contextlib.contextmanager
 def restored(devices: list[torch.device], device_type: str = "cpu") -> Iterator[None]:
-    """Restore torch's global generators of the CPU and of ``devices`` on exit. One thread at a time is within."""
+    """Restore torch's global generators of the CPU and of ``devices`` on exit. Only one thread at a time is inside."""
     with _IN_USE, torch.random.fork_rng(devices=devices, device_type=device_type):
         yield

@@ -119,7 +119,7 @@ def declared_as(fields):
         (lambda: declared_as(type("Options", (), {"alpha": 1.0})), "is not a dataclass"),
         (
             lambda: declared_as(make_dataclass("Options", [("alpha", float, 1.0)])),
-            "alpha: is no key; declare it as key",
+            "alpha: is not a key; declare it with key",
         ),
     ],
 )

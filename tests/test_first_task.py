@@ -202,7 +202,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.runs import first_task
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
-first_task.code = lambda: "the same"
+first_task.CODE = "the same"
 for mixing in "none", "none", "cutmix":
     config = resolve({settings | {"model_name": "replay", "convnet_type": "resnet8"}!r} | {{"mixing": mixing}})
     dataset = Datasets().of(config)
@@ -222,7 +222,7 @@ def test_other_images_or_other_code_are_another_first_task(settings, tmp_path, m
     np.savez(tmp_path / "changed.npz", **changed)
     other = run(settings, model_name="replay", dataset=f"npz:{tmp_path / 'changed.npz'}")
     assert other.first_task_file() != before
-    monkeypatch.setattr(first_task, "code", lambda: "other")
+    monkeypatch.setattr(first_task, "CODE", "other")
     assert one.first_task_file() != before
 
 

@@ -338,6 +338,13 @@ def test_a_learners_optimiser_is_its_own_default_and_another_one_brings_its_rate
     assert resolve({"model_name": "replay", "optimizer": "adam"}) == own
 
 
+def test_an_optimiser_that_is_refused_leaves_the_defaults_of_the_one_with_its_name():
+    before = resolve({"optimizer": "adamw"})
+    with pytest.raises(UserError, match="optimizer 'adamw' is registered by"):
+        registry.register_optimizer("adamw", init_lr=123.0)(lambda groups, config: None)
+    assert resolve({"optimizer": "adamw"}) == before
+
+
 def test_what_decides_training_decides_the_first_task():
     """Runs that agree on these keys share a first task, even if they differ in others."""
     training = {**declared(BackboneOptions), **declared(OptimizerOptions)}

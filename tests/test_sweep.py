@@ -462,12 +462,12 @@ def test_images_that_a_run_resumes_from_do_not_count_as_trained_now_when_it_has_
 
 
 def test_the_commit_of_a_run_is_the_one_that_was_checked_out_when_the_command_began(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYCIL_WSC_COMMIT", "")
-    monkeypatch.setattr("pycil_wsc.launch.sweep.commit", lambda: "at the start")
-    settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1, "seed": [1, 2]}
     monkeypatch.delenv("PYCIL_WSC_COMMIT")
+    monkeypatch.setattr("pycil_wsc.engine.environment.commit", lambda: "at the start")
+    settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1, "seed": [1, 2]}
     assert main(["--config", write(tmp_path, settings)]) == 0
     assert [result["commit"] for result in results(settings).values()] == ["at the start", "at the start"]
+    assert "PYCIL_WSC_COMMIT" not in os.environ, "what this process starts later may be of another commit"
 
 
 def load_settings(settings):

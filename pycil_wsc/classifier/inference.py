@@ -31,6 +31,7 @@ from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.old_formats import load_state
 from pycil_wsc.runs.checkpoint import WEIGHTS
+from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
 
 LARGEST_SIDE = 1 << 16  # of an image, in pixels
@@ -226,8 +227,9 @@ def grown(config: Config, info: DatasetInfo, reached: Reached) -> BaseLearner:
     own = Reached(manager.class_order, manager.boundaries, reached.task)
     if reached != own or reached.task not in range(len(manager.tasks)):
         raise UserError("its classes and tasks do not match its configuration; use an unmodified file")
-    learner = configured_learner(config)(config, manager, open_source(info, none, device, 0), device)
-    for task in manager.tasks[: reached.task + 1]:
-        learner.grow_for(task)
-    _ = learner.precision  # which may take random numbers: a thread that predicts would wait for one that trains
+    with restored([]):  # once, not for each part: a thread that trains has it for an epoch
+        learner = configured_learner(config)(config, manager, open_source(info, none, device, 0), device)
+        for task in manager.tasks[: reached.task + 1]:
+            learner.grow_for(task)
+        _ = learner.precision  # which may draw random numbers, too: predicting must not wait
     return learner

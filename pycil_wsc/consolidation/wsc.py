@@ -144,8 +144,9 @@ class WeightSpaceConsolidation:
     def attach(self, optimizer: Optimizer) -> "WeightSpaceConsolidation":
         """Follow the steps of ``optimizer``, which may be one that Accelerate has prepared. Returns self.
 
-        Objects of earlier tasks that are finished no longer follow it. Warns if parameters on both sides are unknown
-        to the other side, as when a layer was replaced after this object was made.
+        Objects of earlier tasks that are finished no longer follow it. Warns if the optimizer lacks some of the
+        parameters and trains others that this object does not have, as when a layer was replaced after one of the two
+        was made.
         """
         if self._hook is not None:
             raise RuntimeError("attached already: detach() first")
@@ -159,7 +160,7 @@ class WeightSpaceConsolidation:
         if others and (missing := [name for name, p in self._params.items() if id(p) not in held]):
             warnings.warn(
                 f"WSC follows {missing[0]}, which the optimizer does not hold, and leaves out {len(others)} parameters "
-                "that it trains: make this object after the last layer has been replaced or extended",
+                "that it trains: make this object and the optimizer after the last layer has been replaced or extended",
                 stacklevel=2,
             )
         if self._tracker:

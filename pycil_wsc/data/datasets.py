@@ -64,17 +64,24 @@ def _checked(name: str, dataset: object) -> Dataset:
     if info.crop not in CROPS:
         raise UserError(f"{place}: crop is {info.crop!r}; give one of {', '.join(CROPS)}")
     if not all(0 <= mean <= 1 for mean in info.mean) or not all(0 < std <= 1 for std in info.std):
-        raise UserError(f"{place}: mean {info.mean} and std {info.std} must be on the 0..1 scale; divide them by 255")
+        raise UserError(
+            f"{place}: mean {info.mean} and std {info.std} must be on the 0..1 scale, and std above 0; divide those of "
+            "0..255 by 255"
+        )
     splits = {"train": dataset.train, "test": dataset.test}
-    in_memory = np.asarray(dataset.train.images).dtype.kind != "U"  # otherwise paths
+    kind = np.asarray(dataset.train.images).dtype.kind
+    if kind == "O":
+        raise UserError(f"{place}: images are objects; give uint8 arrays, or paths as strings")
+    in_memory = kind != "U"  # otherwise paths
     arrays = {"classes": np.asarray(info.classes)}
     for part, split in splits.items():
         images = split.images if in_memory else np.zeros((len(split.images), 1, 1, 3), np.uint8)
         arrays |= {f"{part}_x": np.asarray(images), f"{part}_y": np.asarray(split.targets)}
     _, *checked = check_arrays(place, arrays, info.num_classes)
     side = checked[0].images.shape[1]
-    if in_memory and side != (info.stored_size or info.image_size):
-        raise UserError(f"{place}: image_size is {info.image_size}, but the images have side {side}; give this side")
+    name = "stored_size" if info.stored_size else "image_size"
+    if in_memory and side != getattr(info, name):
+        raise UserError(f"{place}: {name} is {getattr(info, name)}, but the images have side {side}; give this side")
     for (part, split), new in zip(splits.items(), checked):
         images = new.images if in_memory else np.asarray(split.images)
         splits[part] = replace(split, images=images, targets=new.targets)

@@ -1,7 +1,6 @@
 """The environment of a run: deterministic algorithms, threads, and the code: its commit and its digest."""
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import os
@@ -60,17 +59,32 @@ def commit() -> str | None:
     return text.stdout.strip()
 
 
+@contextlib.contextmanager
+def kept_commit() -> Iterator[None]:
+    """Within, :func:`commit` stays what it is, here and in new processes, whatever is checked out meanwhile."""
+    known, now = os.environ.get("PYCIL_WSC_COMMIT"), commit()
+    os.environ["PYCIL_WSC_COMMIT"] = now or ""
+    try:
+        yield
+    finally:
+        if known is None:
+            del os.environ["PYCIL_WSC_COMMIT"]
+        else:
+            os.environ["PYCIL_WSC_COMMIT"] = known
+
+
 def digest(paths: Iterable[str | Path]) -> str:
     """A digest of the contents of files."""
     return hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
 
 
-@functools.cache
-def code() -> str:
-    """A digest of the source that computes."""
+def _code():
     root = Path(__file__).parent.parent
     rooms = [root / name for name in ("data", "networks", "engine", "learners", "consolidation")]
     return digest([root / "seeding.py", *(path for room in rooms for path in sorted(room.rglob("*.py")))])
+
+
+CODE = _code()  # a digest of the source that computes, as it is imported: it may be edited while runs go on
 
 
 def code_elsewhere(used: Iterable[object]) -> list[str]:

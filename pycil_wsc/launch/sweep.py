@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from pycil_wsc import devices, report
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.engine.environment import commit
+from pycil_wsc.engine.environment import kept_commit
 from pycil_wsc.engine.processes import launched, rank_and_count
 from pycil_wsc.errors import UnusableRun, UserError, described
 from pycil_wsc.launch.attempt import Job, attempt, finished, record_failure
@@ -67,7 +66,7 @@ def sweep(configs: Sequence[RunConfig], where: Where = HERE, redo: bool = False)
     where.check(configs)
     schedule = Schedule(configs, redo)
     try:
-        with contextlib.closing(schedule.overview):
+        with contextlib.closing(schedule.overview), kept_commit():
             launch(schedule, where)
     except KeyboardInterrupt:
         done = sum(job.state == "done" for job in schedule.jobs)
@@ -82,7 +81,6 @@ def sweep(configs: Sequence[RunConfig], where: Where = HERE, redo: bool = False)
 
 def launch(schedule: Schedule, where: Where) -> None:
     """Execute the runs of ``schedule``."""
-    os.environ.setdefault("PYCIL_WSC_COMMIT", commit() or "")  # of the code that runs, whatever is checked out later
     workers = where.workers or 1
     processes = where.gpus_per_run or 1
     launcher = None

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
@@ -117,8 +118,9 @@ class RunInProcesses:
 
     def _failure(self, told: Outcome | None) -> Outcome:
         """What the first process has ``told``, unless one was killed: then the others failed as it did not answer."""
+        end = time.monotonic() + DEATH_SECONDS
         for process in self.processes[bool(told) :]:  # one that has told something lives
-            process.join(DEATH_SECONDS)  # the connections of a process close before its exit code is there
+            process.join(max(0, end - time.monotonic()))  # its connections close before its exit code is there
         codes = [process.exitcode or 0 for process in self.processes]
         if told and min(codes) >= 0:
             return told

@@ -22,7 +22,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
-from pycil_wsc.engine.environment import code, code_elsewhere, digest
+from pycil_wsc.engine.environment import CODE, code_elsewhere, digest
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.files import Json, locked
 from pycil_wsc.learners.base import BaseLearner
@@ -89,7 +89,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         "threads": torch.get_num_threads() if learner.device.type == "cpu" else None,
         "precision": learner.precision,
         "packages": [importlib.metadata.version(name) for name in packages],
-        "code": code(),
+        "code": CODE,
         "extensions": code_elsewhere([*configured_learner(config).__mro__, backbone, optimizer]),
     }
     name = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]

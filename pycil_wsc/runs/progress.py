@@ -24,7 +24,7 @@ class Progress:
     images: int
     speed: float
     line: str = ""  # a line to print, such as the summary of a task
-    loaded: bool = False  # the task was loaded from another run instead of being trained
+    loaded: bool = False  # the images so far were not trained by this command
 
 
 class TaskBar:
@@ -49,7 +49,7 @@ class TaskBar:
 
     def start(self, phase: str, first: int, epochs: int, images: int) -> None:
         """A phase of ``epochs`` epochs begins with epoch ``first``; the run has trained on ``images`` images so far."""
-        loaded = self.images == 0  # in the first phase: others have trained it on these images
+        loaded = self.images == 0  # the first phase here: an earlier command, or another run, has trained on `images`
         self.images = images
         self.fresh = 0
         self.started = time.monotonic()
