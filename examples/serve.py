@@ -6,6 +6,7 @@ curl --data-binary @photo.jpg localhost:8000/predict
 
 import contextlib
 import io
+import logging
 import os
 import threading
 
@@ -17,13 +18,19 @@ import pycil_wsc
 learner = pycil_wsc.Learner.load(os.environ.get("SHELF", "shelf"), quiet=True)
 pause = float(os.environ.get("RELOAD_SECONDS", "1"))
 LARGEST = 20_000_000  # bytes of a request
-Image.MAX_IMAGE_PIXELS = 32_000_000  # twice as many are refused before they are decoded: a small file can have billions
+Image.MAX_IMAGE_PIXELS = 16_000_000  # twice as many are refused before they are decoded: a small file can have billions
+turns = threading.BoundedSemaphore(os.cpu_count() or 1)  # so many images are decoded at the same time
 
 
 def watch(stop: threading.Event):
-    while not stop.wait(pause):
-        with contextlib.suppress(pycil_wsc.UserError):  # unreadable for now: the old version goes on
+    wait = pause
+    while not stop.wait(wait):
+        wait = pause
+        try:
             learner.reload()
+        except pycil_wsc.UserError as error:  # the old version goes on
+            logging.getLogger("uvicorn.error").warning("the new version cannot be served: %s", error)
+            wait = max(60, pause)
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +60,8 @@ def predict(content: bytes = Depends(body)):  # in a thread of FastAPI's
     answers = learner.answers  # one version for the whole answer
     try:
         image = Image.open(io.BytesIO(content), formats=["JPEG", "PNG", "WEBP"])
-        names, values = answers.top([image], min(3, len(answers.classes)))
+        with turns:
+            names, values = answers.top([image], min(3, len(answers.classes)))
     except (OSError, ValueError, Image.DecompressionBombError, pycil_wsc.UserError):
         raise HTTPException(422, "not a readable image") from None
     return {"version": answers.version, "answers": dict(zip(names[0].tolist(), values[0].tolist()))}

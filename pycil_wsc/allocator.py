@@ -20,6 +20,14 @@ def keep_freed_memory(device: "torch.device") -> None:
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: never trim the heap
 
 
+def free_memory() -> None:
+    """Return free memory to the system, now and from now on, as the C library does by default."""
+    if mallopt := getattr(_libc(), "mallopt", None):
+        mallopt(-4, 65536)
+        mallopt(-1, 128 * 1024)
+    return_freed_memory()
+
+
 def return_freed_memory() -> None:
     """Return free memory to the system; a forked process would otherwise hold a copy of it."""
     if malloc_trim := getattr(_libc(), "malloc_trim", None):

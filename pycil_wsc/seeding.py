@@ -6,6 +6,7 @@ not affect others. An address and the same one followed by 0 have equal seeds: u
 """
 
 import contextlib
+import os
 import threading
 import zlib
 from collections.abc import Iterator
@@ -13,7 +14,16 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-_IN_USE = threading.RLock()  # the threads of a process share torch's global generators
+
+def lock_of_threads() -> threading.RLock:
+    """A lock that is free in a process that is forked while another thread holds it."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock
+
+
+_IN_USE = lock_of_threads()  # the threads of a process share torch's global generators
 
 
 def derived_seed(seed: int, *address: str | int) -> int:

@@ -183,24 +183,29 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Samples) -> np.ndarray:
         """The most likely label of each image, (n,)."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        probabilities, labels = self._answers(X)
+        return labels[probabilities.argmax(1)]
 
     def predict_proba(self, X: Samples) -> np.ndarray:
         """The probability of each label in :attr:`classes_`, float64 (n, classes)."""
+        return self._answers(X)[0]
+
+    def _answers(self, X):
+        """The probabilities and the labels, of one state of the learner, which another thread may train meanwhile."""
         check_is_fitted(self)
+        answers, labels = self.learner_.answers, self.classes_
         with as_value_errors():
             self._check_form(form_of(X))
             images = self._images(X, reset=False)
-            learned = self.learner_.predict_proba(images)
-            place = {name: column for column, name in enumerate(self.learner_.classes)}
-            names = [name_of(label) for label in self.classes_.tolist()]
+            learned = answers.predict_proba(images)
+            place = {name: column for column, name in enumerate(answers.classes)}
+            names = [name_of(label) for label in labels.tolist()]
             if place.keys() != set(names):
                 raise UserError(
                     "learner_: has learned or gone back by itself, so that its classes are not those of classes_; save "
                     "it, and load the classifier from there"
                 )
-        return learned[:, [place[name] for name in names]]
+        return learned[:, [place[name] for name in names]], labels
 
     # ---- saving ------------------------------------------------------------------------------------------------------
 

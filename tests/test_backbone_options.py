@@ -4,6 +4,8 @@ and backbones of the user's own.
 
 import copy
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import consolidated
 from pycil_wsc.learners.planning import check_backbone
+from pycil_wsc.networks.timm_models import _collect_once
 from pycil_wsc.runs.run import Run
 
 
@@ -167,3 +170,21 @@ def test_a_learner_of_two_phases_that_forgot_to_say_so_cannot_be_consolidated(se
     next(phases)
     with pytest.raises(UserError, match="'replay' trains a task in several phases, .* declare one_phase = False"):
         next(phases)
+
+
+class Meeting(nn.BatchNorm2d):
+    """A layer in which two threads are at the same time."""
+
+    barrier = threading.Barrier(2)
+
+    def forward(self, images):
+        self.barrier.wait(60)
+        return super().forward(images)
+
+
+def test_threads_may_predict_together_with_a_network_that_recomputes_its_activations():
+    model = nn.Sequential(Meeting(3)).eval()
+    _collect_once(model)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(model, [torch.ones(2, 3, 4, 4)] * 2)
+    assert torch.equal(one, two)

@@ -15,6 +15,7 @@ from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.engine.processes import Processes, backends
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.learners.replay import Replay
 from pycil_wsc.runs.run import Run
 
 
@@ -91,13 +92,21 @@ def result_of(settings, name, **keys):
     return Run(config, Datasets().of(config), lambda progress: None).execute()
 
 
-def test_deterministic_is_asked_of_torch_for_its_run_alone(settings, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
-    keys = {"model_name": "finetune", "max_tasks": 1, "init_epoch": 1}
-    for name, wanted in (("yes", True), ("no", False)):
-        result_of(settings, name, deterministic=wanted, **keys)
-    assert asked == [True, False]
+@pytest.mark.parametrize("before", [True, False])
+def test_deterministic_is_asked_of_torch_for_its_run_alone(before, settings, monkeypatch):
+    """What the process had asked for holds again when the run has ended."""
+    asked, enabled = [], torch.are_deterministic_algorithms_enabled
+    monkeypatch.setattr(Replay, "after_step", lambda learner: asked.append(enabled()))
+    torch.use_deterministic_algorithms(before, warn_only=True)
+    try:
+        for name, wanted in (("yes", True), ("no", False)):
+            result_of(settings, name, deterministic=wanted, model_name="replay", max_tasks=1, init_epoch=1)
+            assert set(asked) == {wanted}
+            assert enabled() == before
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+            asked.clear()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -144,11 +144,11 @@ def test_what_is_no_image_is_an_answer_too(serve, tmp_path):
         assert response.json()["version"] == 1, "the version that was loaded goes on"
 
 
-def test_the_server_has_forty_lines():
+def test_the_server_has_fifty_lines():
     """Of code, without its description and empty lines."""
     text = SERVE.read_text()
     body = text.replace(ast.get_docstring(ast.parse(text), clean=False), "").replace('""""""', "")
-    assert len([line for line in body.splitlines() if line.strip()]) <= 40
+    assert len([line for line in body.splitlines() if line.strip()]) <= 50
 
 
 @pytest.mark.parametrize("side, status", [(9000, 422), (600, 200)])

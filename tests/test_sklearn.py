@@ -18,6 +18,7 @@ from small_learners import arrays, dies_at
 from small_runs import Killed
 from test_task_lists import MONTHS, month, photos
 
+from pycil_wsc.classifier.answers import Answers
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.classifier.ledger import Ledger
 from pycil_wsc.errors import UserError
@@ -352,3 +353,19 @@ def test_what_is_not_fitted_is_not_saved(tmp_path):
     with pytest.raises(NotFittedError):
         small().save(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_answer_is_of_one_state_though_another_class_is_learned_meanwhile():
+    """A label that sorts before the others moves all columns."""
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    classifier = small().partial_fit(images, ["c", "d"] * 4)
+    expected, predict = classifier.predict(images).tolist(), Answers.predict_proba
+
+    def learn_and_predict(answers, samples):
+        with patch.object(Answers, "predict_proba", predict):
+            classifier.partial_fit(images[:2], ["a", "a"])
+        return predict(answers, samples)
+
+    with patch.object(Answers, "predict_proba", learn_and_predict):
+        assert classifier.predict(images).tolist() == expected
+    assert classifier.classes_.tolist() == ["a", "c", "d"]

@@ -11,13 +11,15 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from small_learners import FILES, QUICK, SMALL, arrays, assert_same, dies_at, learned, months
 from small_runs import Tiny
 from test_shelf import OLD, labelled, names
 from test_task_lists import MONTHS, month, photos
 from torch import nn
 
-from pycil_wsc import Learner, registry
+from pycil_wsc import Learner, registry, seeding
+from pycil_wsc.classifier import versions
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import save_state
 
@@ -165,11 +167,65 @@ def test_a_damaged_version_is_not_gone_back_to(learners, shelf):
     learner, path = Learner.load(shelf, quiet=True), shelf / "versions/000002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     before = (shelf / "learner.safetensors").read_bytes()
-    with pytest.raises(UserError, match="000002.safetensors: cannot be read"):
+    with pytest.raises(
+        UserError, match="rollback: version 2 cannot be loaded: .*shelf: is not a complete saved learner"
+    ):
         learner.rollback()
     assert (shelf / "learner.safetensors").read_bytes() == before and learner.version == 3
     with pytest.raises(UserError, match="shelf: is not a complete saved learner"):
         Learner.load(shelf, version=2)
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_folder_as_it_is(learners, shelf):
+    learner = Learner.load(shelf, quiet=True)
+    full = patch("pycil_wsc.classifier.learner.answers_of", side_effect=torch.OutOfMemoryError("of the device"))
+    with full, pytest.raises(UserError, match="rollback: version 2 .* there is not enough memory to load it"):
+        learner.rollback()
+    assert learner.version == Learner.load(shelf, quiet=True).version == 3
+    learner.rollback()
+    assert learner.version == 2 and not learner.reload()
+
+
+def test_the_version_that_is_asked_for_is_loaded_though_another_is_saved_meanwhile(learners, shelf):
+    find = versions.find
+
+    def find_before_the_next_one_is_saved(folder, number):
+        path = find(folder, number)
+        if number == 3 and path.name == "learner.safetensors":
+            learners[0].save(shelf)
+        return path
+
+    with patch.object(versions, "find", find_before_the_next_one_is_saved):
+        learner = Learner.load(shelf, version=3, quiet=True)
+    assert learner.version == 3 and learner.classes == learners[2].classes
+    assert tasks_of(shelf) == 1
+
+
+def test_a_save_after_which_nothing_can_be_removed_has_saved(learners, shelf, caplog):
+    learner = Learner.load(shelf, quiet=True)
+    learner.learn(arrays_of_bees())
+    with patch.object(versions, "remove_oldest", side_effect=PermissionError("another's file")):
+        learner.save(shelf)
+    assert "the next save tries again" in caplog.text
+    assert learner.version == Learner.load(shelf, quiet=True).version == 4 and not learner.reload()
+
+
+def arrays_of_bees():
+    return np.zeros((4, 8, 8, 3), np.uint8), ["bee"] * 4
+
+
+@pytest.mark.parametrize("method", ["reload", "rollback", "save", "learn"])
+def test_what_changes_a_learner_is_refused_while_the_same_thread_learns(method, learners, shelf):
+    def interfere(progress):
+        arguments = {"save": [shelf], "learn": [arrays_of_bees()]}.get(method, [])
+        getattr(learner, method)(*arguments)
+
+    learner = Learner.load(shelf, on_progress=interfere, quiet=True)
+    learners[0].save(shelf)  # another version, which there is to reload
+    with pytest.raises(UserError, match="the learner is learning; call this when learn has returned"):
+        learner.learn(arrays_of_bees())
+    learner.on_progress = None
+    assert learner.version == 3 and learner.learn(arrays_of_bees())["task"] == 4
 
 
 def saved_for_ever(learners, folder, started):
@@ -364,6 +420,31 @@ def test_a_thread_that_loads_while_another_learns_disturbs_nothing(monkeypatch, 
     thread.join()
     assert loaded
     assert_same(disturbed, quiet)
+
+
+def test_a_process_that_is_forked_while_a_thread_draws_random_numbers_can_draw_its_own():
+    """As one that loads a learner while the parent's thread is in an epoch."""
+    inside, finished = threading.Event(), threading.Event()
+
+    def draw():
+        with seeding.seeded(0):
+            inside.set()
+            finished.wait()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    inside.wait()
+    child = multiprocessing.get_context("fork").Process(target=draw_one, daemon=True)
+    child.start()
+    child.join(60)
+    finished.set()
+    thread.join()
+    assert child.exitcode == 0
+
+
+def draw_one():
+    with seeding.seeded(0):
+        torch.rand(1)
 
 
 def asked_in_a_process(folder, images, queue):

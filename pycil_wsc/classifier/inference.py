@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode
 
 from pycil_wsc.classifier.model import Transform
-from pycil_wsc.classifier.settings import folder_of, refusing
+from pycil_wsc.classifier.settings import folder_of, out_of_memory, refusing
 from pycil_wsc.classifier.streams import Chunk, Images, chunks
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
@@ -210,7 +210,9 @@ def rebuilt(config: Config, info: DatasetInfo, reached: Reached, state: State) -
     learner = grown(config, info, reached)
     try:
         learner.load_state_dict(state)
-    except RuntimeError:
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
         raise UserError(
             f"the weights do not match the learner '{config.model_name}' of this version; use the version that saved "
             "them"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pycil_wsc.allocator import free_memory
 from pycil_wsc.classifier import shelf
 from pycil_wsc.classifier.answering import Answering
 from pycil_wsc.classifier.answers import Answers, Tested
@@ -31,7 +33,16 @@ from pycil_wsc.classifier.settings import (
 )
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.update import ONE_AT_A_TIME, Update, answers_of
-from pycil_wsc.classifier.versions import FILE, Version, listed, number_of, parent_of, roll_back, signature
+from pycil_wsc.classifier.versions import (
+    FILE,
+    Version,
+    listed,
+    make_present,
+    number_of,
+    one_before,
+    parent_of,
+    signature,
+)
 from pycil_wsc.config.completion import complete
 from pycil_wsc.data.sources import Source, read_source
 from pycil_wsc.data.types import Dataset
@@ -102,6 +113,7 @@ class Learner(Answering):
         self._saved: SavedLearner | None = None  # the state after the last task, to which the answers belong
         self._place = Place()
         self._changing = threading.RLock()  # held by whatever reads the state and then replaces it
+        self._learning = False
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_changing"}
@@ -157,7 +169,7 @@ class Learner(Answering):
         """
         if accept is not None and not isinstance(accept, Accept):
             raise UserError(f"accept: is a {type(accept).__name__}; give pycil_wsc.Accept(max_drop=0.02)")
-        with self._changing, ONE_AT_A_TIME:
+        with self._alone(), ONE_AT_A_TIME, self._learns():
             bar = Bar(self.quiet, self.on_progress)
             update = Update(self.config, self._saved, self._answers, self.held_out, self.out, bar, accept)
             outcome = update.learn(source)
@@ -272,7 +284,7 @@ class Learner(Answering):
         limit = whole_number("versions", versions)
         if not limit:
             raise UserError("versions: 0 keeps nothing; give 1 to keep this version alone")
-        with self._changing:
+        with self._alone():
             learned = self._present()
             ledger = dataclasses.replace(learned.ledger, per_class=self.held_out)
             learned = learned._replace(config=values_of(self.config, self.config.tasks), ledger=ledger)
@@ -307,7 +319,7 @@ class Learner(Answering):
             UserError: if there is no folder, or no earlier version in it, or if its present version is not this
                 learner; nothing has changed then.
         """
-        with self._changing:
+        with self._alone():
             folder, own = self._place.folder, self._place.number
             if folder is None:
                 raise UserError("rollback: the learner was not saved, so there is nothing to go back to; save it")
@@ -321,8 +333,13 @@ class Learner(Answering):
                         f"{folder}: its present version is {present}, but this learner is version {own}; reload it, or "
                         "load the version that you want"
                     )
-                roll_back(folder)
-            self._become(folder)
+                number = one_before(folder)
+                try:
+                    other = self._other(folder, number)
+                except UserError as error:
+                    raise UserError(f"rollback: version {number} cannot be loaded: {error}") from None
+                make_present(folder, number)
+                self._take(other, signature(folder))
 
     def reload(self) -> bool:
         """Load the present version of the folder that the learner was saved in or loaded from, if it is another one.
@@ -335,12 +352,29 @@ class Learner(Answering):
         """
         if self._is_current():
             return False
-        with self._changing:
+        with self._alone():
             if self._is_current():  # after what it waited for
                 return False
             assert self._place.folder is not None
             self._become(self._place.folder)
             return True
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within, no other thread changes the learner. Raises a :class:`UserError` in a callback of :meth:`learn`."""
+        with self._changing:
+            if self._learning:
+                raise UserError("the learner is learning; call this when learn has returned, not in on_progress")
+            yield
+
+    @contextlib.contextmanager
+    def _learns(self) -> Iterator[None]:
+        self._learning = True
+        try:
+            yield
+        finally:
+            self._learning = False
+            free_memory()
 
     def _is_current(self) -> bool:
         """Whether the folder's present version is the one that was loaded or saved last."""
@@ -351,8 +385,13 @@ class Learner(Answering):
 
     def _become(self, folder: Path, version: int | None = None) -> None:
         """Become the learner saved in ``folder``; ``version`` as for :meth:`load`."""
+        other = self._other(folder, version)
+        self._take(other, other._place.signature)
+
+    def _other(self, folder: Path, version: int | None) -> Learner:
+        """The learner saved in ``folder``, with what was given for this one."""
         place = self._place
-        other = Learner.load(
+        return Learner.load(
             folder,
             out=self.out,
             quiet=self.quiet,
@@ -361,10 +400,13 @@ class Learner(Answering):
             on_progress=self.on_progress,
             **place.keys,
         )
+
+    def _take(self, other: Learner, at: tuple[int, int, int] | None) -> None:
+        """Become ``other``, whose file has the signature ``at``."""
         self.held_out = other.held_out
         self.config = other.config
         self._saved = other._saved
-        self._place = other._place
+        self._place = other._place._replace(signature=at)
         self._answers = other._answers  # last, at once
 
     @classmethod

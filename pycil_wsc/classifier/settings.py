@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
+import torch
 
 from pycil_wsc import registry
 from pycil_wsc.config.completion import complete
@@ -61,6 +62,11 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether ``error`` is of memory, of the CPU or of a device."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 @contextlib.contextmanager
 def refusing(path: Path, what: str, remedy: str, named: bool = False) -> Iterator[None]:
     """Within, an error is a :class:`UserError`: ``path`` is not ``what`` it should be, and the ``remedy``.
@@ -78,6 +84,8 @@ def refusing(path: Path, what: str, remedy: str, named: bool = False) -> Iterato
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from None
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
+        if out_of_memory(error):
+            raise UserError(f"{path}: there is not enough memory to load it ({reason})") from None
         raise UserError(f"{path}: is not {what} ({reason}); {remedy}") from None
 
 

@@ -12,7 +12,9 @@ Whatever else is in the folder stays as it is. Image files are exemplars by name
 within the folder are relative, so that the folder can be moved.
 """
 
+import contextlib
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -107,11 +109,16 @@ def write(
     if limit > 1:
         versions.keep_present(folder)
     save_state(folder / FILE, content)
-    old_formats.remove_learner(folder)
-    versions.remove_oldest(folder, limit)
-    names = versions.files_of_all(folder)
-    if names is not None:
-        remove_copies(folder, keep=names)
+    try:
+        old_formats.remove_learner(folder)
+        versions.remove_oldest(folder, limit)
+        names = versions.files_of_all(folder)
+        if names is not None:
+            remove_copies(folder, keep=names)
+    except OSError as error:  # the learner is saved all the same
+        logging.getLogger("pycil_wsc.learner").warning(
+            "%s: an earlier version or its images cannot be removed (%s); the next save tries again", folder, error
+        )
     return number
 
 
@@ -136,12 +143,26 @@ def read(folder: Path, version: int | None = None) -> tuple[SavedLearner, int]:
     """
     if not exists(folder):
         raise UserError(f"{folder}: no saved learner there; give a folder written by Learner.save")
-    path = folder / FILE if version is None else versions.find(folder, version)
     with refusing(folder, *COMPLETE):
-        content = load_state(path) if os.path.isfile(path) else old_formats.load_learner(folder)
+        if version is None:
+            path = folder / FILE
+            content = load_state(path) if os.path.isfile(path) else old_formats.load_learner(folder)
+        else:
+            content = _content_of(folder, version)
         if content["format"] not in (1, FORMAT):
             raise UserError(f"{folder}: was saved by another version (format {content['format']}); use that one")
         return _checked(folder, content), content.get("version", 0)
+
+
+def _content_of(folder, version):
+    """The content of a version, whose file may be moved or removed meanwhile, as another process saves."""
+    for _ in range(3):
+        path = versions.find(folder, version)
+        with contextlib.suppress(FileNotFoundError):
+            content = load_state(path)
+            if content.get("version", 0) == version:
+                return content
+    raise UserError(f"{folder}: {path.name} is not version {version}; save or copy it again")
 
 
 def _checked(folder: Path, content: State) -> SavedLearner:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +47,9 @@ from pycil_wsc.learners.planning import check_backbone
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.class_incremental import as_configured
 from pycil_wsc.runs.run import Run, end_of, losses
+from pycil_wsc.seeding import lock_of_threads
 
-ONE_AT_A_TIME = threading.RLock()  # training draws from the random generators of the process
+ONE_AT_A_TIME = lock_of_threads()  # training draws from the random generators of the process
 REJECTED = "rejected"  # the folder in ``out`` with a file for each rejected update
 HELD_OUT = "held_out.json"  # beside the checkpoint: how many images of each class are held out
 

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
-from pycil_wsc.state import State, load_state, peek_state
+from pycil_wsc.state import State, peek_state
 
 FILE = "learner.safetensors"
 VERSIONS = "versions"
@@ -119,11 +119,10 @@ def files_of_all(folder: Path) -> set[str] | None:
     return names
 
 
-def roll_back(folder: Path) -> None:
-    """Make the version that the present one was learned from the present one; the latter is kept.
+def one_before(folder: Path) -> int:
+    """The number of the version that the present one was learned from; of the one before, if that is not known or kept.
 
-    If that is not known or not kept, the one before by number takes its place. Raises a :class:`UserError` if there is
-    none, or it is damaged; nothing has changed then.
+    Raises a :class:`UserError` if there is none.
     """
     present = number_of(folder / FILE)
     versions = kept(folder)
@@ -131,13 +130,13 @@ def roll_back(folder: Path) -> None:
     if not earlier:
         raise UserError(f"{folder}: has no version before {present or 'the present one'} to go back to")
     parent = parent_of(folder, present)
-    path = versions[parent if parent in earlier else earlier[-1]]
-    try:
-        load_state(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); remove it to go back further") from None
+    return parent if parent in earlier else earlier[-1]
+
+
+def make_present(folder: Path, number: int) -> None:
+    """Make this version the present one; that one is kept."""
     keep_present(folder)
-    write_atomically(folder / FILE, path.read_bytes())
+    write_atomically(folder / FILE, kept(folder)[number].read_bytes())
 
 
 def listed(folder: Path) -> list[Version]:

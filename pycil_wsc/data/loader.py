@@ -30,6 +30,7 @@ from pycil_wsc.data.rand_augment import RandAugment
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.devices import free_memory
 from pycil_wsc.errors import UserError
+from pycil_wsc.seeding import restored
 
 OPERATIONS = {"autoaugment": AutoAugment, "timm": RandAugment}  # by augmentation: what each image draws for itself
 PIECE = 2**26  # pixels copied at a time
@@ -268,7 +269,8 @@ class FolderSource(CroppedSource):
             self.plan[:], loader = plan, self.loader
             self.busy = True
         try:
-            decoded = iter(loader)
+            with restored([]):  # no other thread draws: workers that are forked then would inherit a locked generator
+                decoded = iter(loader)
             for part in wanted:
                 images = next(decoded) if part else torch.empty(0, *[self.info.image_size] * 2, 3)
                 if isinstance(images, str):

@@ -15,12 +15,18 @@ import torch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def deterministic(wanted: bool) -> None:
-    """Restrict torch to deterministic algorithms, or lift the restriction.
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Within, torch is restricted to deterministic algorithms if that is ``wanted``, and not otherwise.
 
     With the restriction, an operation without a deterministic algorithm raises RuntimeError.
     """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @contextlib.contextmanager

@@ -36,11 +36,11 @@ def measure(config: LearnerConfig, dataset: Dataset) -> Stopwatch:
     """
     if registry.exemplars[config.exemplars].by_class:
         config = dataclasses.replace(config, exemplars="random")
-    deterministic(config.deterministic)
     device = numbered(resolved_device(config.device))
     keep_freed_memory(device)
     manager = tasks_of(dataset, config)
-    with contextlib.closing(open_source(dataset.info, dataset.train, device, config.num_workers)) as source:
+    source = open_source(dataset.info, dataset.train, device, config.num_workers)
+    with contextlib.closing(source), deterministic(config.deterministic):
         learner = truncated(configured_learner(config))(config, manager, source, device)
         decoded_ahead = 0 if dataset.train.in_memory else 2 * config.num_workers  # batches ready before the first step
         watch = Stopwatch(learner, WARM_UP + decoded_ahead)

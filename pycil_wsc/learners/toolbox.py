@@ -58,6 +58,7 @@ class Toolbox(nn.Module):
         self.images_trained = self.train_flops = 0
         self.spending = Spending()
         self.step_cost: int | None = None  # operations per image of the current phase
+        self._needs_fp32: bool | None = None  # not a cached property: before Python 3.12 these share a lock
 
     @functools.cached_property
     def stored(self) -> ExemplarValues:
@@ -269,7 +270,11 @@ class Toolbox(nn.Module):
     def precision(self) -> str:
         """``fp32`` or ``bf16``; fp32 on a CPU where the backbone's gradients are undefined in bf16."""
         precision = resolved_precision(self.config.precision, self.device)
-        return "fp32" if precision == "bf16" and self.device.type == "cpu" and self._needs_fp32 else precision
+        if precision == "bf16" and self.device.type == "cpu":
+            if self._needs_fp32 is None:
+                self._needs_fp32 = self._undefined_in_bf16()
+            return "fp32" if self._needs_fp32 else precision
+        return precision
 
     def keep_precision(self, precision: str) -> None:
         """Compute in ``precision``, in which a stopped run began, where the configuration leaves it open.
@@ -283,8 +288,7 @@ class Toolbox(nn.Module):
         if self.config.precision == "auto":
             self.config = replace(self.config, precision=precision)
 
-    @functools.cached_property
-    def _needs_fp32(self):
+    def _undefined_in_bf16(self) -> bool:
         """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
         name, side = self.config.convnet_type, self.train_source.info.image_size
         with self.seeded("probe"):  # does not advance the generator of the weights

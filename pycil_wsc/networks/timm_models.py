@@ -117,14 +117,13 @@ def _collect_once(model: nn.Module) -> None:
 
 
 def _remember(module: Any, _: object) -> None:
-    recomputing = torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks
-    module.before = [buffer.clone() for buffer in module.buffers()] if recomputing else ()
+    if torch._C._current_graph_task_id() != -1:  # recomputing, as torch.utils.checkpoint asks
+        module.before = [buffer.clone() for buffer in module.buffers()]
 
 
 def _restore(module: Any, *_: object) -> None:
-    for buffer, before in zip(module.buffers(), module.before):
+    for buffer, before in zip(module.buffers(), vars(module).pop("before", ())):
         buffer.copy_(before)
-    del module.before
 
 
 def read_weights(path: str) -> dict[str, torch.Tensor]:

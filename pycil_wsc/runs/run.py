@@ -104,6 +104,7 @@ class Run(Monitor):
         """Train and test every task that is left."""
         with contextlib.ExitStack() as files:  # closed, too, if the run fails
             self.journal.open_log(files)
+            files.enter_context(deterministic(self.config.deterministic))
             files.callback(self.train_source.close)
             files.callback(self.test_source.close)
             self._begin()
@@ -123,7 +124,6 @@ class Run(Monitor):
 
     def _begin(self):
         """Set the process up."""
-        deterministic(self.config.deterministic)
         if self.processes.first:
             write_json(self.folder / "config.json", in_file(self.config.to_dict()))
         if not self.processes.agree(self.data):
