@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
+from pycil_wsc import seeding
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data import augment
 from pycil_wsc.data.datasets import load_dataset, sized
@@ -140,6 +142,20 @@ def test_there_are_no_more_workers_than_cores(folder, monkeypatch, recwarn):
     assert source.loader.num_workers == 2
     assert not [each for each in recwarn if "worker" in str(each.message)]
     assert open_source(folder.info, folder.train, torch.device("cpu"), 1).loader.num_workers == 1
+
+
+def test_workers_are_forked_while_no_other_thread_draws_random_numbers(folder, monkeypatch):
+    """Otherwise they would inherit a generator that is locked for ever, and never answer."""
+    start, alone = DataLoader.__iter__, []
+
+    def watched(loader):
+        alone.append(seeding._IN_USE._is_owned())
+        return start(loader)
+
+    monkeypatch.setattr(DataLoader, "__iter__", watched)
+    source = FolderSource(folder.info, folder.train, CPU, 1)
+    assert sum(len(images) for images, _ in source.batches(np.arange(10), folder.train.targets, 4)) == 10
+    assert alone == [True]
 
 
 def test_workers_live_from_epoch_to_epoch(folder):
