@@ -80,9 +80,12 @@ def make_current(device: torch.device) -> None:
         torch.accelerator.set_device_index(numbered(device).index)
 
 
-def take_turns(number: int) -> None:
-    """Let the worker process ``number`` compute on its own accelerator, if there are several."""
-    if count() > 1:
+def take_turns(number: int, wanted: str) -> None:
+    """Let the worker process ``number`` compute on its own accelerator, if there are several.
+
+    Nothing is done if ``wanted``, as in the configuration, is the CPU or one of them by its number.
+    """
+    if wanted != "cpu" and ":" not in wanted and count() > 1:
         torch.accelerator.set_device_index(number % count())  # the one that "auto" and a type without a number select
 
 
@@ -123,7 +126,14 @@ def release_memory() -> None:
     found = accelerator()
     if found and used():
         gc.collect()
-        _module(found).empty_cache()
+        with contextlib.suppress(RuntimeError):  # after some errors a device does nothing more
+            _module(found).empty_cache()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` is a lack of memory, of the CPU or of an accelerator."""
+    known = "can't allocate memory", "out of memory", "ALLOC_FAILED"  # of torch's CPU, of CUDA and MPS, of cuBLAS
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in known)
 
 
 def free_memory(device: torch.device) -> float:
@@ -189,10 +199,25 @@ def computes_bf16_natively(device: torch.device) -> bool:
     supported = getattr(_module(device), "is_bf16_supported", None)
     if supported is None:
         return False
+    with _current(device):  # which is the one that torch answers for
+        try:
+            return bool(supported(including_emulation=False))
+        except TypeError:  # other devices than torch's own take no argument
+            return bool(supported())
+
+
+@contextlib.contextmanager
+def _current(device):
+    """Within, ``device`` is the current one of its type, if it has a number."""
+    if device.index is None:
+        yield
+        return
+    before = numbered(torch.device(device.type))
+    make_current(device)
     try:
-        return bool(supported(including_emulation=False))
-    except TypeError:  # other devices than torch's own take no argument
-        return bool(supported())
+        yield
+    finally:
+        make_current(before)
 
 
 @functools.cache

@@ -245,17 +245,20 @@ def test_a_process_whose_connections_close_before_it_has_died_is_the_one_that_di
     assert outcome.failure.startswith("process 2 of 2 died (SIGKILL)") and outcome.again
 
 
-def test_what_failed_in_another_process_is_in_the_log(settings, monkeypatch, forked):
+@pytest.mark.parametrize("error, line", [(RuntimeError, "RuntimeError: "), (UserError, "process 2 failed: ")])
+def test_what_failed_in_another_process_is_in_the_log(error, line, settings, monkeypatch, forked):
+    """Such as an image file of its share that cannot be read."""
+
     def fail_in_the_second(learner):
         if os.environ["RANK"] == "1":
-            raise RuntimeError("out of memory")
+            raise error("of this process alone")
 
     monkeypatch.setattr(Replay, "after_step", fail_in_the_second)
     job = Job(1, 1, resolve(settings | CALM))
     outcome = attempt_in_processes(job, 2, 1, lambda progress: None)
     assert outcome.failure and outcome.again
     log = (run_folder(job.config) / "log.txt").read_text()
-    assert "process 2 failed" in log and "RuntimeError: out of memory" in log
+    assert "process 2 failed" in log and f"{line}of this process alone" in log
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,30 @@ def test_bf16_is_asked_of_devices_whose_function_takes_no_argument(native, monke
     assert devices.computes_bf16_natively.__wrapped__(torch.device("meta")) is native
 
 
+@pytest.mark.parametrize(
+    "error, lack",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),  # of a context that cannot be made
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_from_other_errors(error, lack):
+    assert devices.out_of_memory(error) is lack
+
+
+@pytest.mark.parametrize("wanted, selected", [("auto", [1]), ("cuda", [1]), ("cpu", []), ("cuda:0", [])])
+def test_a_worker_selects_a_gpu_only_if_its_run_computes_on_one_and_names_none(wanted, selected, monkeypatch):
+    found = []
+    monkeypatch.setattr(devices, "count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", found.append)
+    devices.take_turns(3, wanted)
+    assert found == selected
+
+
 def test_everything_on_the_simulated_accelerator():
     """The tests of ``test_accelerators.py``, in a process without others: see ``shared_fixtures.py``."""
     if reason := simulated_device.reason_to_skip():

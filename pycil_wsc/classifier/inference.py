@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode
 
 from pycil_wsc.classifier.model import Transform
-from pycil_wsc.classifier.settings import folder_of, out_of_memory, refusing
+from pycil_wsc.classifier.settings import folder_of, refusing
 from pycil_wsc.classifier.streams import Chunk, Images, chunks
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
@@ -23,7 +23,7 @@ from pycil_wsc.data.options import AugmentationOptions
 from pycil_wsc.data.parallel import at_most_one_per_core
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
-from pycil_wsc.devices import numbered, resolved_device
+from pycil_wsc.devices import numbered, out_of_memory, resolved_device
 from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared

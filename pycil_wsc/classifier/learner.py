@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pycil_wsc import devices
 from pycil_wsc.allocator import free_memory
 from pycil_wsc.classifier import shelf
 from pycil_wsc.classifier.answering import Answering
@@ -370,10 +371,12 @@ class Learner(Answering):
     @contextlib.contextmanager
     def _learns(self) -> Iterator[None]:
         self._learning = True
+        devices.release_memory()  # of an attempt that failed
         try:
             yield
         finally:
             self._learning = False
+            devices.release_memory()
             free_memory()
 
     def _is_current(self) -> bool:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
-import torch
 
 from pycil_wsc import registry
 from pycil_wsc.config.completion import complete
 from pycil_wsc.config.loading import flatten
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
 from pycil_wsc.data.datasets import path_of
+from pycil_wsc.devices import out_of_memory
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.keys import having, plain
 
@@ -60,11 +60,6 @@ def probability(name: str, value: object) -> float:
 
 def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether ``error`` is of memory, of the CPU or of a device."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 @contextlib.contextmanager

@@ -81,8 +81,7 @@ def sweep(configs: Sequence[RunConfig], where: Where = HERE, redo: bool = False)
 
 def launch(schedule: Schedule, where: Where) -> None:
     """Execute the runs of ``schedule``."""
-    workers = where.workers or 1
-    processes = where.gpus_per_run or 1
+    workers, processes = where.workers or 1, where.gpus_per_run or 1
     launcher = None
     if where.ray is not None:
         from pycil_wsc.launch.ray_cluster import Cluster  # Ray is an extra
@@ -109,6 +108,7 @@ def run_here(schedule: Schedule) -> None:
             raise SystemExit(f"{run_folder(job.config)}: {outcome.failure}")
         schedule.ended(job, outcome)
         if outcome.failure and devices.used() and not launched():
+            devices.release_memory()
             schedule.complete(Workers(1))
 
 

@@ -183,15 +183,15 @@ def work(
     torch.set_num_threads(threads)
     os.environ |= place
     if not place:
-        devices.take_turns(slot)
+        devices.take_turns(slot, job.config.device)
     if pipe is None:
         try:
             return follow()
-        except UserError:
-            return None  # raised in all; the first one tells it
-        except Exception:
+        except Exception as error:
+            known = isinstance(error, UserError)
             with log_file(run_folder(job.config)) as log:
-                log.exception("process %d failed", int(place["RANK"]) + 1)
+                log.error("process %d failed: %s", int(place["RANK"]) + 1, error, exc_info=not known)
+            time.sleep(DEATH_SECONDS if known else 0)  # if it was raised in all, the first one tells it
             sys.exit(1)
 
     def send(message: Progress | Outcome) -> None:

@@ -13,7 +13,7 @@ import torch
 from pycil_wsc.data.loader import ArraySource
 from pycil_wsc.data.tasks import TaskSequence
 from pycil_wsc.data.types import Split
-from pycil_wsc.devices import widest_float
+from pycil_wsc.devices import out_of_memory, widest_float
 from pycil_wsc.engine import step_cost
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.learners.base import BaseLearner
@@ -43,9 +43,9 @@ def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
         with learner.seeded("rehearsal", device=device):
             _augment(learner)
             _learn(learner, device, analyses)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        if out_of_memory(error):
+            raise
         if not _the_cpu_can(learner, analyses):
             return
         if isinstance(error, UserError):

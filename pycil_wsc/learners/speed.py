@@ -17,7 +17,7 @@ from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.devices import numbered, resolved_device, synchronize
+from pycil_wsc.devices import make_current, numbered, resolved_device, synchronize
 from pycil_wsc.engine.environment import deterministic
 from pycil_wsc.engine.phase import Monitor, Phase
 from pycil_wsc.learners import budget
@@ -37,6 +37,7 @@ def measure(config: LearnerConfig, dataset: Dataset) -> Stopwatch:
     if registry.exemplars[config.exemplars].by_class:
         config = dataclasses.replace(config, exemplars="random")
     device = numbered(resolved_device(config.device))
+    make_current(device)
     keep_freed_memory(device)
     manager = tasks_of(dataset, config)
     source = open_source(dataset.info, dataset.train, device, config.num_workers)

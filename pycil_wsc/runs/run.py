@@ -129,7 +129,7 @@ class Run(Monitor):
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
-        rehearse(self.learner, self.config.analyse)
+        self.processes.in_all(lambda: rehearse(self.learner, self.config.analyse))
         reset_peak_memory(self.device)
         where = device_name(self.device)
         if self.processes.count > 1:
