@@ -23,14 +23,12 @@ turns = threading.BoundedSemaphore(os.cpu_count() or 1)  # so many images are de
 
 
 def watch(stop: threading.Event):
-    wait = pause
-    while not stop.wait(wait):
-        wait = pause
+    while not stop.wait(pause):
         try:
             learner.reload()
         except pycil_wsc.UserError as error:  # the old version goes on
             logging.getLogger("uvicorn.error").warning("the new version cannot be served: %s", error)
-            wait = max(60, pause)
+            stop.wait(60)
 
 
 @contextlib.asynccontextmanager

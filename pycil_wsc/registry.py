@@ -89,32 +89,28 @@ def _origin(entry: object) -> str:
 
 def _load_entry_points():
     """Load the modules that installed packages name as entry points, once in each process."""
-    while _groups:  # popped before loading, which may itself look something up
-        _load_group(_groups.pop())
+    while _groups:
+        group = _groups.pop()  # before loading, which may itself look something up
+        try:
+            _load_group(group)
+        except KeyboardInterrupt:  # the next look-up tries again
+            _groups.append(group)
+            raise
     if _broken:
         raise UserError(_broken[0])
 
 
 def _load_group(group):
-    """Load the modules that the entry points of a group name; what fails is added to ``_broken``.
-
-    After Ctrl-C the next look-up tries again.
-    """
+    """Load the modules that the entry points of a group name; what fails is added to ``_broken``."""
     try:
         found = list(entry_points(group=group))
-    except KeyboardInterrupt:
-        _groups.append(group)
-        raise
     except Exception as error:
         _broken.append(f"the metadata of an installed package is broken ({_reason(error)}); find it with 'pip check'")
         return
     for entry in found:
         try:
             entry.load()
-        except KeyboardInterrupt:
-            _groups.append(group)
-            raise
-        except BaseException as error:  # a module may also end the program
+        except (Exception, SystemExit) as error:  # a module may also end the program
             _broken.append(
                 f"entry point '{entry.name} = {entry.value}' of the package '{_package_of(entry)}' cannot be loaded "
                 f"({_reason(error)}); correct or uninstall that package"

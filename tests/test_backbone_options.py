@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from small_runs import run_of
 from torch import nn
 
 from pycil_wsc import registry
@@ -43,15 +44,10 @@ def pixels(monkeypatch):
     registry.register_backbone("pixels")(Pixels)
 
 
-def run(settings, **keys):
-    config = resolve(settings | keys)
-    return Run(config, load_dataset(config.dataset, "."))
-
-
 @pytest.mark.parametrize("name", sorted(registry.learners))
 def test_every_learner_passes_the_options_on_to_its_backbone(name, settings):
     keys = {"model_name": name, "convnet_type": "resnet8", "convnet_options.width": 4}
-    learner = run(settings, **keys).learner
+    learner = run_of(settings, **keys).learner
     assert learner.network.first_parts()[-1].in_features == 16  # the head's, 4 * width
 
 
@@ -101,7 +97,7 @@ def test_wrong_options_are_one_line(keys, message):
 )
 def test_values_that_the_backbone_refuses_are_one_line_before_any_training(settings, keys, message):
     with pytest.raises(UserError, match=message):
-        run(settings, **keys)
+        run_of(settings, **keys)
 
 
 class Given(Pixels):
@@ -142,17 +138,17 @@ def test_a_backbone_that_is_none_is_one_line(forms, lacks, message, settings, pi
 def test_options_without_a_default_or_with_none_may_have_any_type(settings, pixels):
     registry.register_backbone("mine")(lambda features, activation=None: Pixels(features))
     keys = {"convnet_type": "mine", "convnet_options.features": 4, "convnet_options.activation": "gelu"}
-    assert run(settings, **keys).learner.network.backbone.out_dim == 4
+    assert run_of(settings, **keys).learner.network.backbone.out_dim == 4
     with pytest.raises(UserError, match="missing 1 required positional argument: 'features'"):
-        run(settings, convnet_type="mine")
+        run_of(settings, convnet_type="mine")
 
 
 def test_a_backbone_without_split_serves_every_learner_but_memo_which_says_so(settings, pixels):
     keys = {"convnet_type": "pixels", "convnet_options.features": 5}
     images = torch.zeros(2, 3, 8, 8)
-    assert run(settings, model_name="der", **keys).learner.network.extract(images).shape == (2, 5)
+    assert run_of(settings, model_name="der", **keys).learner.network.extract(images).shape == (2, 5)
     with pytest.raises(UserError, match=r"'pixels' has no split\(\) into a shared trunk .* which MEMO needs"):
-        run(settings, model_name="memo", **keys)
+        run_of(settings, model_name="memo", **keys)
 
 
 def test_a_learner_of_two_phases_that_forgot_to_say_so_cannot_be_consolidated(settings):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import ROOT, killed_at, without_measurements
+from small_runs import ROOT, killed_at, run_of, without_measurements
 from test_methods import SILENT
 from torch.nn.functional import cross_entropy
 
@@ -14,9 +14,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score, recompute_batch_norm
-from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.run import Run
 
 PAGE = ROOT / "docs/methods.md"
 ALL_STEPS = {
@@ -32,15 +30,10 @@ ONE_PHASE = sorted(
 )
 
 
-def run(settings, **keys):
-    config = resolve(settings | keys)
-    return Run(config, load_dataset(config.dataset, "."))
-
-
 def test_replay_with_it_is_wsc_to_the_bit(settings):
     ours, theirs = (
-        run(settings, model_name="replay", consolidate=True).execute(),
-        run(settings, model_name="wsc").execute(),
+        run_of(settings, model_name="replay", consolidate=True).execute(),
+        run_of(settings, model_name="wsc").execute(),
     )
     own = {"config": None, "identity": None}
     assert without_measurements(ours) | own == without_measurements(theirs) | own
@@ -59,7 +52,7 @@ def test_the_page_lists_the_methods_that_compose_with_it():
 @pytest.mark.parametrize("name", ONE_PHASE)
 def test_what_a_task_ends_with_is_the_mean_over_its_steps_of_what_it_trained(name, settings, monkeypatch):
     """Summed up here in float64. What the method itself does at the end, such as aligning or merging, comes later."""
-    learner = run(settings, model_name=name, consolidate=True, **ALL_STEPS).learner
+    learner = run_of(settings, model_name=name, consolidate=True, **ALL_STEPS).learner
     first, second, _ = learner.manager.tasks
     learner.learn(first, SILENT)
     learner.grow_for(second)
@@ -108,7 +101,7 @@ RATES = [0.1, 0.01, 0.01, 0.02, 0.03, 0.03]  # a milestone, and after three epoc
 
 def test_a_task_is_the_plain_loop_with_torchs_sgd_and_the_object_that_the_options_describe(settings):
     schedule = {"epochs": 6, "milestones": [1], "lrate": 0.1, "lrate_decay": 0.1, "momentum": 0.8, "weight_decay": 0.01}
-    ours, plain = (run(settings, precision="fp32", **schedule, **OPTIONS).learner for _ in range(2))
+    ours, plain = (run_of(settings, precision="fp32", **schedule, **OPTIONS).learner for _ in range(2))
     first, second, _ = ours.manager.tasks
     for learner in (ours, plain):
         learner.learn(first, SILENT)
@@ -146,10 +139,10 @@ def test_a_task_is_the_plain_loop_with_torchs_sgd_and_the_object_that_the_option
 @pytest.mark.parametrize("name", ["der", "icarl", "wa"])
 def test_a_killed_run_goes_on_to_the_same_end(name, settings, tmp_path):
     keys = {"model_name": name, "consolidate": True, "init_epoch": 1}
-    whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
+    whole = run_of(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
     with killed_at(5):  # in the second task, after the reset
-        run(settings, **keys).execute()
-    assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
+        run_of(settings, **keys).execute()
+    assert without_measurements(run_of(settings, **keys).execute()) == without_measurements(whole)
 
 
 @pytest.mark.parametrize("name, reason", [("bic", "one phase"), ("foster", "one phase"), ("wsc", "already")])
@@ -171,7 +164,7 @@ def test_it_has_a_folder_of_its_own_and_its_options_count():
 @pytest.mark.parametrize("name", ["gdumb", "gem"])
 def test_a_key_that_has_no_effect_on_the_batches_has_none_on_the_statistics(name, settings):
     keys = {"model_name": name, "consolidate": True, "max_tasks": 2, "epochs": 2, "memory_per_class": 8}
-    usual, mixed = (run(settings, **keys, replay_ratio=ratio) for ratio in (None, 0.9))
+    usual, mixed = (run_of(settings, **keys, replay_ratio=ratio) for ratio in (None, 0.9))
     assert usual.execute()["curve"] == mixed.execute()["curve"]
     for one, other in zip(usual.learner.buffers(), mixed.learner.buffers(), strict=True):
         assert torch.equal(one, other)
@@ -180,4 +173,4 @@ def test_a_key_that_has_no_effect_on_the_batches_has_none_on_the_statistics(name
 def test_units_of_layers_that_cannot_be_replaced_are_one_line(settings):
     keys = {"model_name": "ssre", "consolidate": True, "wsc.reset": "continual_backprop"}
     with pytest.raises(UserError, match="wsc.reset: 'continual_backprop' finds no units in this backbone"):
-        run(settings, **keys).execute()
+        run_of(settings, **keys).execute()

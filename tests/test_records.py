@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import html
 import importlib
 import json
 import lzma
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from test_docs import shown_in
 
 from pycil_wsc.config.loading import load
 from pycil_wsc.learners.losses import balanced_weights
@@ -735,9 +735,7 @@ def test_the_table_of_plentiful_memory_is_the_records(abundant):
     assert rows[0][2:5] == [f"{np.mean([run['avg_acc'] for run in replay[size].values()]):.2f}" for size in (1, 10, 25)]
     assert sorted(row[2:] for row in rows[1:]) == sorted(row for row in expected if "+0.00 ± 0.00" not in row)
     assert header[2:5] == ["4 %", "40 %", "100 %"]
-    svg = (ROOT / "docs/images/abundant.svg").read_text(encoding="utf-8")
-    shown = json.loads(html.unescape(re.search(r"<dc:description>(.*?)</dc:description>", svg, re.DOTALL)[1]))
-    assert shown == json.loads(json.dumps(abundant.points()))
+    assert shown_in(ROOT / "docs/images/abundant.svg") == json.loads(json.dumps(abundant.points()))
 
 
 def test_what_the_page_of_plentiful_memory_concludes_is_in_its_table():

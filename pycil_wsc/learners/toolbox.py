@@ -270,11 +270,11 @@ class Toolbox(nn.Module):
     def precision(self) -> str:
         """``fp32`` or ``bf16``; fp32 on a CPU where the backbone's gradients are undefined in bf16."""
         precision = resolved_precision(self.config.precision, self.device)
-        if precision == "bf16" and self.device.type == "cpu":
-            if self._needs_fp32 is None:
-                self._needs_fp32 = self._undefined_in_bf16()
-            return "fp32" if self._needs_fp32 else precision
-        return precision
+        if precision != "bf16" or self.device.type != "cpu":
+            return precision
+        if self._needs_fp32 is None:
+            self._needs_fp32 = self._undefined_in_bf16()
+        return "fp32" if self._needs_fp32 else precision
 
     def keep_precision(self, precision: str) -> None:
         """Compute in ``precision``, in which a stopped run began, where the configuration leaves it open.
