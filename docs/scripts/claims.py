@@ -179,6 +179,10 @@ CLAIMS = (
     ),
 )
 METHODS = tuple(Claim(NAMES[row], [(row,)], [R]) for row in ("wsc", *OTHERS))
+OWN_AND_EQUAL = tuple(  # each of the others in its own schedule, and at Replay's operations
+    (Claim(NAMES[row], [(row,)], [R], THREE), Claim(NAMES[row], [with_((row,), "equal operations")], [R], THREE))
+    for row in OTHERS
+)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -258,6 +262,13 @@ images this explains why WA is behind: without the scaling its average accuracy 
 0.50 ± 0.69 points, and 0.43 ± 0.74 above Replay. The sizes between were not run
 ([record](../results/night/wa_alignment.csv), `python docs/scripts/wa_alignment.py`).
 """
+AT_REPLAYS_OPERATIONS = """\
+## At Replay's operations
+
+The difference from Replay with the same memory: in the method's own schedule, with its cost in multiples of Replay's
+operations in brackets, and in a schedule so short that it costs what Replay's does
+(`exps/night/equal_operations.json`). WSC costs what Replay does in its own schedule.
+"""
 RANKS = """\
 ## Ranks of the eight methods
 
@@ -279,6 +290,11 @@ def page(found: Sequence[Record]) -> str:
         markdown(("claim", *(f"{share} %" for share in SHARES)), wide),
         AGAINST_REPLAY,
         markdown(("method", *(f"{share} %" for share in SHARES)), [by_share(finding(each, table)) for each in METHODS]),
+        AT_REPLAYS_OPERATIONS,
+        markdown(
+            ("method", *(f"{share} %, {name}" for share in THREE for name in ("own schedule", "equal operations"))),
+            own_and_equal(table),
+        ),
         RANKS,
         markdown(("memory, %", *map(str, SHARES)), correlations(table)),
         "## Hours\n",
@@ -327,6 +343,20 @@ def by_share(each: Finding) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def own_and_equal(table: pd.DataFrame) -> list[list[str]]:
+    """The rows of the table at Replay's operations."""
+    rows = []
+    for own, equal in OWN_AND_EQUAL:
+        cost = finding(replace(own, measure="cost", minus=[]), table).ours.mean()
+        own_gain, equal_gain, cells = finding(own, table).ours, finding(equal, table).ours, [own.text]
+        for share in THREE:
+            for claim, gain, suffix in ((own, own_gain, f" (×{cost[share]:.1f})"), (equal, equal_gain, "")):
+                seeds = gain[share].dropna()
+                cells.append(measured(claim, seeds) + suffix if len(seeds) > 1 else NOT_RUN)
+        rows.append(cells)
+    return rows
+
+
 def cautions(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     """What to keep in mind when reading the verdicts, in a list."""
     items = [CAUTION]
@@ -368,7 +398,8 @@ def correlations(table: pd.DataFrame) -> list[list[str]]:
 
 
 def hours(found: Sequence[Record]) -> str:
-    """What the runs took, and what all were estimated to take."""
+    """What the runs of ``all.json`` took, and what they were estimated to take."""
+    found = [record for record in found if not record.config.get("operations_like")]
     spent = sum(record.data["total_seconds"] for record in found) / 3600 / 2
     text = f"{len(found):,} runs are recorded, each on one core; together they took {spent:.1f} hours of two cores."
     text += " That is by the clock: the times at which a run had to wait for other work on its machine are included."
