@@ -33,7 +33,7 @@ DECIDES = {  # what a key may decide
     "files": "where files are, and what is written in addition to the result; not in result.json",
 }
 RESULT = {"result", "data", "later tasks"}
-FIRST_TASK = {"result", "rounding"}  # to the bit, apart from its data
+FIRST_TASK = {"result", "rounding"}  # bit for bit, apart from its data
 RECORDED = DECIDES.keys() - {"files"}
 ROLES = {  # their values
     "decides": tuple(DECIDES),

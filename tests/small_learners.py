@@ -69,7 +69,7 @@ def learned(*sources, name="wsc", **keys):
 
 
 def assert_same(one, other):
-    """Equal to the bit: weights and all else that a method keeps, and exemplars."""
+    """Bit-identical: weights and all else that a method keeps, and exemplars."""
     ours, theirs = (learner._state["learner"] for learner in (one, other))
     assert ours.keys() == theirs.keys() and one.classes == other.classes
     for name, value in ours.items():

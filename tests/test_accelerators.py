@@ -1,4 +1,4 @@
-"""On any accelerator the package does what it does on the CPU, to the bit, and no step of training waits for it.
+"""On any accelerator the package does what it does on the CPU, bit for bit, and no step of training waits for it.
 
 The accelerator is simulated (``tests/simulated_device``): torch refuses operands of two devices and generators of other
 devices, and each wait of the host and each copy from it is counted.

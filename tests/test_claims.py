@@ -271,7 +271,7 @@ def test_how_often_a_difference_as_large_as_the_half_width_would_be_told_from_0(
     powers = [stats.nct.sf(reach, 4, times * reach) for times in (1, 1.35)]
     assert 0.5 < powers[0] < 0.6 and powers[1] == pytest.approx(0.8, abs=0.015)
     assert (
-        "in\n  little more than half of all repetitions, and one 1.35 times as large in four of five" in claims.READING
+        "in little more than half of all repetitions, and one 1.35 times as large in four of five" in claims.READING
     )
 
 

@@ -747,7 +747,7 @@ def test_what_the_page_of_plentiful_memory_concludes_is_in_its_table():
     largest = max(ahead[0], key=lambda name: float(ahead[0][name].strip("*").split()[0]))
     assert "With 40 % of the images or more, none of these methods is shown to improve on Replay" in text
     assert not ahead[1] and not ahead[2]
-    assert "With 4 %, WSC has the largest gain of those that the intervals tell from 0" in text and largest == "WSC"
+    assert "With 4 %, WSC has the largest gain of those whose interval excludes 0" in text and largest == "WSC"
     assert "at 40 and 100 % it is level with Replay" in text and "WSC" not in behind
     named = {"EMA", "WiSE-FT", "ReDo"}
     assert named == ahead[0].keys() - {"WSC", "CoFiMA", "Continual backprop (no unit replaced)"} and named <= behind

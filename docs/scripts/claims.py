@@ -212,8 +212,8 @@ READING = """\
 - *Memory*: the share of each class's images that is kept. In "4 against 100" the difference is that of the first size
   less that of the second.
 - *The paper*: the paper's difference; "figure" where it has only a figure, "no number" where it has neither.
-- *Ours*: intervals are Student's. With five seeds, a true difference as large as the half-width would be told from 0 in
-  little more than half of all repetitions, and one 1.35 times as large in four of five.
+- *Ours*: intervals are Student's. With five seeds, a true difference as large as the half-width would be distinguished
+  from 0 in little more than half of all repetitions, and one 1.35 times as large in four of five.
 - *The best* of several methods is the one with the best mean over the seeds, at each size. It is chosen by the test
   accuracies that it is compared by, which favours it; the interval does not include this choice.
 - *Other measures*: accuracy on the newest task, and forgetting, in points; the cosine between the gradients of new and
@@ -227,8 +227,8 @@ READING = """\
   on the machines.
 - *WSC* takes a plain mean of the weights every 2.9 epochs of 40, as the paper's every 5 epochs of 70. This is
   [not the default](wsc.md#where-it-departs-from-the-papers-text). Wherever weights are averaged, the learning rate
-  stays at 0.1 after the warm-up; Replay and the reset alone keep the step decay. The paper does not say which rate it
-  has. With the step decay, neither of the two averages that were run in this protocol is shown to gain anything
+  stays at 0.1 after the warm-up; Replay and the reset alone keep the step decay. The paper does not state WSC's
+  rate. With the step decay, neither of the two averages that were run in this protocol is shown to gain anything
   ([which average](wsc.md#which-average)).
 - *Options that count images or steps* are scaled: BiC holds out a tenth of the exemplars (`validation`), FOSTER's class
   weights (`beta1`, `beta2`) count each image twenty times, and continual backprop has a higher rate and a lower
@@ -375,7 +375,7 @@ def cautions(findings: Sequence[Finding], table: pd.DataFrame) -> str:
             if each.verdict != alone.verdict
         ]
         verdicts = (
-            f"the verdicts about these claims are others: {'; '.join(changed)}" if changed else "all are the same"
+            f"these verdicts change: {'; '.join(changed)}" if changed else "all are the same"
         )
         items.append(
             "- The runs come from several machines and two versions of torch, which round differently, so that those "

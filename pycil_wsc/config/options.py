@@ -132,7 +132,7 @@ class Config(LearnerConfig, RunOptions):
         return {name: value for name, value in values.items() if name not in skipped}
 
     def first_task(self) -> dict[str, Json]:
-        """The values that decide the first task to the bit, apart from its data and classes."""
+        """The values that decide the first task bit for bit, apart from its data and classes."""
         return select(self.to_dict(), self.keys, FIRST_TASK)
 
     def timed(self) -> dict[str, Json]:

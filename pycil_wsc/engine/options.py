@@ -116,7 +116,7 @@ class DeviceOptions:
         True, "channels-last memory format for the weights and activations of convolutions", decides="rounding"
     )
     deterministic: bool = key(
-        False, "on a GPU, use deterministic algorithms: results are equal to the bit, as on the CPU"
+        False, "on a GPU, use deterministic algorithms: results are bit-identical, as on the CPU"
     )
     compile: bool | str = key(
         False,

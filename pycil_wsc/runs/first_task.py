@@ -2,7 +2,7 @@
 
 It depends on the data, the class order, the backbone, the schedule and the seed, but neither on the memory nor, where
 it is cross-entropy alone, on the method. What was trained is stored under a digest of all that decides it, the code
-included, so that a run that takes it from there ends with the same numbers, to the bit, as one that trains it.
+included, so that a run that takes it from there ends with the same numbers, bit for bit, as one that trains it.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """A simulated accelerator for machines without one: torch's devices ``sim:0`` and ``sim:1``.
 
-Their memory is the host's and their operators are the CPU's, so that results equal the CPU's to the bit. In all else
+Their memory is the host's and their operators are the CPU's, so that results equal the CPU's bit for bit. In all else
 torch treats them as any accelerator: operands of two devices raise, and so does a generator of another device. Waits
 and copies are counted. The C++ part is built once per version of itself and of torch, in torch's folder for extensions.
 

@@ -39,7 +39,7 @@ def stem_layers(stem: str, width: int = 64) -> nn.Sequential:
 class Narrowed(ResNet):
     """torchvision's ResNet-18 whose first stage has ``width`` channels, and each further one twice as many.
 
-    Only its stages are of this width. At 64 they are torchvision's, to the bit.
+    Only its stages are of this width. At 64 they are torchvision's, bit for bit.
     """
 
     def __init__(self, width: int) -> None:
