@@ -270,9 +270,7 @@ def test_how_often_a_difference_as_large_as_the_half_width_would_be_told_from_0(
     reach = stats.t.isf(0.025, 4)
     powers = [stats.nct.sf(reach, 4, times * reach) for times in (1, 1.35)]
     assert 0.5 < powers[0] < 0.6 and powers[1] == pytest.approx(0.8, abs=0.015)
-    assert (
-        "in little more than half of all repetitions, and one 1.35 times as large in four of five" in claims.READING
-    )
+    assert "in little more than half of all repetitions, and one 1.35 times as large in four of five" in claims.READING
 
 
 def test_a_limit_half_as_wide_changes_the_verdict_about_drift_alone():

@@ -374,9 +374,7 @@ def cautions(findings: Sequence[Finding], table: pd.DataFrame) -> str:
             for each, alone in zip(compared, later)
             if each.verdict != alone.verdict
         ]
-        verdicts = (
-            f"these verdicts change: {'; '.join(changed)}" if changed else "all are the same"
-        )
+        verdicts = f"these verdicts change: {'; '.join(changed)}" if changed else "all are the same"
         items.append(
             "- The runs come from several machines and two versions of torch, which round differently, so that those "
             f"of a seed need not have the same network after the first task: its accuracy differs by up to {apart:.1f} "

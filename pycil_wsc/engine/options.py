@@ -115,9 +115,7 @@ class DeviceOptions:
     channels_last: bool = key(
         True, "channels-last memory format for the weights and activations of convolutions", decides="rounding"
     )
-    deterministic: bool = key(
-        False, "on a GPU, use deterministic algorithms: results are bit-identical, as on the CPU"
-    )
+    deterministic: bool = key(False, "on a GPU, use deterministic algorithms: results are bit-identical, as on the CPU")
     compile: bool | str = key(
         False,
         "compile each phase's loss with `torch.compile`; `reduce-overhead` also launches it as a graph on devices that "
