@@ -113,11 +113,19 @@ def timed_run(name, dataset, args):
                 seconds["start"] = now(learner.device)
             return whole(task, *arguments, **named)
 
+        fit = clocked(loop.fit, seconds, "training", learner.device)
+
+        def without_checkpoints(*arguments, **named):
+            before = seconds["checkpoints"]
+            try:
+                return fit(*arguments, **named)
+            finally:
+                seconds["training"] -= seconds["checkpoints"] - before
+
         learner.learn = learn
-        with patch.object(loop, "fit", clocked(loop.fit, seconds, "training", learner.device)):
+        with patch.object(loop, "fit", without_checkpoints):
             result = run.execute()
         seconds["task"] = now(learner.device) - seconds.pop("start")
-    seconds["training"] -= seconds["checkpoints"]  # written at the end of epochs; only a few are written elsewhere
     seconds["overhead"] = seconds["task"] - seconds["training"]
     return result, {part: value / (args.tasks - 1) for part, value in seconds.items()}
 

@@ -131,6 +131,38 @@ def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
         assert found["norm"] == pytest.approx(np.linalg.norm(share * new + (1 - share) * old), rel=1e-4)
 
 
+def test_exemplars_that_a_task_chose_before_training_are_no_past_data(settings):
+    run = run_of(settings, model_name="gdumb", analyse=["gradients"], max_tasks=2)
+    run.execute()
+    first, second = recorded(run)
+    assert (first["share_new"], first["gradients"]["cosine"]) == (1, None)
+    old = [len(run.learner.memory.classes[label]) for label in range(run.manager.tasks[1].num_old)]
+    new = len(run.manager.tasks[1].train_indices)
+    assert second["share_new"] == new / (new + sum(old)) and second["gradients"]["cosine"] is not None
+
+
+@pytest.mark.parametrize("name", ["der", "memo", "tagfex", "beef", "podnet"])
+def test_parts_that_each_task_makes_anew_do_not_drift(name, settings):
+    """At rates too small to change a weight, nothing else differs after a task from what was before."""
+    rates = {"init_lr": 1e-30, "lrate": 1e-30} | ({"ft_lrate": 0.0} if name == "podnet" else {})
+    run = run_of(settings, model_name=name, analyse=["drift"], max_tasks=2, **rates)
+    before = {}
+    whole = run.learner.begin_task
+
+    def begin(task):
+        before[task.index] = {name: p.detach().clone() for name, p in run.learner.network.named_parameters()}
+        return whole(task)
+
+    run.learner.begin_task = begin
+    run.execute()
+    record = recorded(run)[1]["drift"]
+    assert record["between"]["norm"] < 1e-6 and record["between"]["layers"], record["between"]
+    first, second = before[0], before[1]
+    common = {name: tuple(map(min, first[name].shape, second[name].shape)) for name in first.keys() & second.keys()}
+    parts = {name: tuple(map(slice, shape)) for name, shape in common.items()}
+    assert max((first[name][part] - second[name][part]).norm() for name, part in parts.items()) > 0.01, "some are new"
+
+
 @pytest.mark.parametrize("name", ["wsc", "joint"])
 def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settings):
     run = run_of(settings, model_name=name, save_weights="every")
@@ -222,6 +254,13 @@ def test_dormant_units_by_hand(monkeypatch):
     monkeypatch.setattr(Dormant, "threshold", 0.3)  # at most 0.69
     record = Dormant(learner).task_trained(None)
     assert record == {"threshold": 0.3, "units": 6, "share": pytest.approx(3 / 6), "layers": [2 / 4, 1 / 2]}
+
+
+def test_the_units_of_a_transformer_are_its_features_over_all_places():
+    network = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU())
+    network[0].weight.data = torch.tensor([[1.0], [2.0], [-1.0]])
+    (found,) = mean_activations(network, [torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[2.0], [6.0]]])])
+    assert found.tolist() == [3, 6, 0]
 
 
 def test_the_share_of_dormant_units_is_over_all_layers(observed, monkeypatch):

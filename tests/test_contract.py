@@ -81,6 +81,7 @@ def test_so_is_the_loss_of_a_phase(settings, registered):
         ("before_epoch", "there is no such hook"),
         ("on_batch_end", "there is no such hook"),
         ("learn", "the loop is never overridden; use a hook"),
+        ("predict", r"is classify\(extract\(images\)\); override these two"),
         ("incremental_train", "is PyCIL's, and never called here; use the hook loss"),
         ("after_task", "is PyCIL's, and never called here; use the hook after_memory"),
     ],

@@ -62,10 +62,15 @@ def test_a_confusion_matrix_has_a_row_for_each_true_class():
 
 
 def test_the_classes_that_a_known_task_leaves_are_those_of_its_samples():
-    """Task 1 has a class of task 0 too: 1. Class 3 has not come yet."""
-    manager = SimpleNamespace(test_targets=np.array([0, 1, 1, 2]), test_tasks=np.array([0, 0, 1, 1]))
+    """Task 1 has a class of task 0 too: 1; there is no test image of its class 3. Class 4 has not come yet."""
+    manager = SimpleNamespace(
+        test_targets=np.array([0, 1, 1, 2]),
+        test_tasks=np.array([0, 0, 1, 1]),
+        train_targets=np.array([0, 1, 3, 4]),
+        train_tasks=np.array([0, 0, 1, 2]),
+    )
     config = SimpleNamespace(batch_size=4)
     learner = SimpleNamespace(manager=manager, processes=SINGLE_PROCESS, device=torch.device("cpu"), config=config)
     (others,) = _classes_of_other_tasks(learner, Task(1, 2, 4, np.arange(0), np.arange(4)))
-    first, second = [True, True, False, False], [False, True, True, False]
+    first, second = [True, True, False, False], [False, True, True, True]
     assert (~others).tolist() == [first, first, second, second]

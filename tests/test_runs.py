@@ -506,6 +506,16 @@ def test_a_finished_run_of_other_data_is_not_taken_for_this_one(sizes, settings,
     assert main(["--config", path]) == 0
 
 
+@pytest.mark.parametrize("name", ["forgetting", "parameters"])
+def test_a_metric_with_the_name_of_another_field_is_refused_before_any_training(
+    name, settings, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(registry.metrics, name, lambda history: 0.0)
+    assert main(["--config", write(tmp_path, settings)]) == 2
+    assert f"error: register_metric: '{name}' is a field of every result" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
 def test_the_time_that_analyses_take_is_not_counted_as_training(settings, monkeypatch):
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
 

@@ -376,6 +376,23 @@ def test_other_weights_in_the_same_file_are_another_first_task(settings, weights
     assert after.first_task_file() not in keys_of_first
 
 
+def test_runs_of_other_weights_in_the_same_file_are_not_mixed(settings, weights, tmp_path, capsys):
+    path, state = weights("resnet18")
+    model = keys("resnet18", pretrained=path, model_name="ncm", max_tasks=1)
+    lists = {name: [list(value)] for name, value in model.items() if isinstance(value, tuple)}  # not several values
+    sweep = settings | model | lists | {"seed": [1]}
+    assert main(["--config", write(tmp_path, sweep)]) == 0
+    capsys.readouterr()
+    torch.save(state, path)
+    more = write(tmp_path, sweep | {"seed": [1, 2]})
+    assert main(["--config", more, "--dry-run"]) == 0, "the same weights in a file written anew"
+    torch.save(state | {"conv1.weight": 2 * state["conv1.weight"]}, path)
+    assert main(["--config", more]) == 1
+    errors = capsys.readouterr().err
+    assert "result.json: was made with other data (then pre-trained weights of sha256" in errors
+    assert errors.count("\n") == 1
+
+
 def test_new_keys_leave_old_folders_alone_and_are_part_of_new_ones(tmp_path):
     plain = resolve({"model_name": "icarl", "lrate": 0.05})
     assert run_folder(plain).name == "seed1993-269b71df"

@@ -279,6 +279,24 @@ def test_trials_over_other_seeds_or_memories_are_not_ranked(reverse, tmp_path, u
     assert "Missing: runs of some trials, which were left out: 2 of wsc." in text
 
 
+def test_a_further_seed_of_one_trial_does_not_choose_it(tmp_path, undrawn):
+    synthetic.write(tmp_path, *TRIALS[:3], trial("replay", 64.4, 1994, lrate=0.2, weight_decay=1e-4))
+    page = report.write_report(tmp_path)
+    assert json.loads((page.parent / "tuned_replay.json").read_text())["weight_decay"] == 5e-4
+    assert {line["trials"] for line in lines_of(page.parent, TUNING)} == {"3"}
+
+
+def test_the_spread_of_the_best_trial_is_that_over_seeds(tmp_path, undrawn):
+    values = {(1, 20): 50.0, (1, 200): 70.0, (2, 20): 51.0, (2, 200): 71.0, (3, 20): 55.0, (3, 200): 75.0}
+    synthetic.write(tmp_path, *(trial("wsc", value, *run) for run, value in values.items()))
+    (best,) = (
+        line for line in lines_of(report.write_report(tmp_path).parent, TUNING) if line["column"] == "best trial"
+    )
+    error = np.std([60, 61, 65], ddof=1) / 3**0.5
+    assert (float(best["mean"]), float(best["standard_error"])) == pytest.approx((62, error))
+    assert best["averaged_over"] == "3"
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_of_trials_over_as_many_other_seeds_those_of_the_first_seeds_are_ranked(reverse, tmp_path, undrawn):
     many = [trial("wsc", 70 + seed, seed, wsc__retain=retain) for seed, retain in ((1, 0.2), (2, 0.5))]
@@ -294,7 +312,7 @@ def test_trials_on_a_part_of_the_data_are_apart_and_obsolete_choices_go(tmp_path
     (page.parent / "tuned_mine.json").write_text("{}")
     part = trial("wsc", 95.0, classes=20, max_tasks=2, wsc__retain=0.9)
     synthetic.write(tmp_path / "part", part)
-    report.write_report(tmp_path)
+    assert "still in them (max_tasks): remove these to use all of the data" in report.write_report(tmp_path).read_text()
     files = sorted(page.parent.glob("tuned_[rw]*.json"))
     assert (
         (page.parent / "tuned_mine.json").exists()

@@ -8,19 +8,22 @@ path have the same fingerprint.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from pycil_wsc.data.image_files import common_folder, image_status
-from pycil_wsc.data.types import Fingerprint, Split
+from pycil_wsc.data.types import Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
 
+WEIGHTS = "pretrained"  # in a fingerprint, the hash of a file of pre-trained weights
 SETTLED = 2.0  # seconds: a second change within this time might leave the modification time unchanged
 
 
@@ -56,12 +59,39 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
     return found
 
 
+def with_weights(dataset: Dataset, pretrained: bool | str) -> Dataset:
+    """``dataset`` with the hash of the file of ``pretrained`` weights in its fingerprint: other weights are other data.
+
+    A name that is no readable file changes nothing.
+    """
+    if not isinstance(pretrained, str) or dataset.fingerprint is None:
+        return dataset
+    try:
+        status = os.stat(pretrained)
+        found = _hash(pretrained, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    except (OSError, ValueError):
+        return dataset
+    return replace(dataset, fingerprint=dataset.fingerprint | {WEIGHTS: found})
+
+
+@functools.lru_cache(maxsize=8)
+def _hash(path: str, *status: int) -> str:
+    """The hash of a file that has this ``status``."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
 def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
-    """Describe the difference between two fingerprints.
+    """Describe the difference between two fingerprints, with the hashes of pre-trained weights that both have.
 
     Empty if they are equal, if ``now`` is that of the same stream with more tasks, or if one of them is unknown.
     """
-    if not isinstance(before, dict) or not before or not now or before == now:
+    if not isinstance(before, dict) or not before or not now:
+        return ""
+    weights = before.get(WEIGHTS), now.get(WEIGHTS)
+    if all(weights) and weights[0] != weights[1]:
+        return f"then pre-trained weights of sha256 {weights[0]}, now {weights[1]}"
+    before, now = ({name: value for name, value in each.items() if name != WEIGHTS} for each in (before, now))
+    if before == now:
         return ""
     if "tasks" in before and before["tasks"] == now.get("tasks", [])[: len(before["tasks"])]:
         return ""

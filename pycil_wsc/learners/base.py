@@ -22,7 +22,7 @@ HOOK = r"(before|after|begin|end|on|pre|post)_\w+"  # names that look like hooks
 OF_PYCIL = {
     "incremental_train": "the hook loss, or phases",
     "after_task": "the hook after_memory, or end_task",
-    "eval_task": "the hook predict",
+    "eval_task": "the hooks extract and classify",
     "build_rehearsal_memory": "register_exemplars",
 }
 NEAR = 0.9  # so similar is a misspelt name to that of a hook, such as `phase` or `endtask`; others are the method's own
@@ -47,6 +47,8 @@ class BaseLearner(Hooks):
                 raise UserError(
                     f"{cls.__qualname__}.learn: the loop is never overridden; use a hook: phases, {', '.join(known)}"
                 )
+            if name == "predict":
+                raise UserError(f"{cls.__qualname__}.predict: is classify(extract(images)); override these two")
             if name in OF_PYCIL:
                 raise UserError(f"{cls.__qualname__}.{name}: is PyCIL's, and never called here; use {OF_PYCIL[name]}")
             near = get_close_matches(name, hooks, n=1, cutoff=NEAR)

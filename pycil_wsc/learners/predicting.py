@@ -58,9 +58,11 @@ def predictions_of(network: nn.Module, learner: BaseLearner, source: Source, tas
 def _classes_of_other_tasks(learner: BaseLearner, task: Task) -> Iterator[Tensor]:
     """For each of this process's test batches, the classes that are not in the image's task: bool (B, classes)."""
     manager, processes = learner.manager, learner.processes
-    targets, tasks = (of[task.test_indices] for of in (manager.test_targets, manager.test_tasks))
-    others = torch.ones(int(tasks.max()) + 1, task.num_seen, dtype=torch.bool)
-    others[tasks, targets] = False
+    test, train = task.test_indices, np.flatnonzero(manager.train_tasks <= task.index)
+    tasks = manager.test_tasks[test]
+    others = torch.ones(task.index + 1, task.num_seen, dtype=torch.bool)
+    others[tasks, manager.test_targets[test]] = False
+    others[manager.train_tasks[train], manager.train_targets[train]] = False  # a class may have no test images
     batches = torch.from_numpy(tasks).split(learner.config.batch_size)
     others = others.to(learner.device)
     for batch in batches[processes.rank :: processes.count]:

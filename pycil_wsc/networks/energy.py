@@ -19,6 +19,8 @@ class EnergyNet(ExpandingNet):
     images that are none of its own. Fusion scales and shifts the backward prototypes: ``fusion`` (2, earlier tasks).
     """
 
+    made_anew = ("own_head", "energy_head", "fusion")
+
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.sizes: list[int] = []  # new classes of each task

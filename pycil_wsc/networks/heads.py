@@ -85,6 +85,8 @@ class ProxyHead(nn.Module):
     uniform in +-1 / sqrt(in_features), as in PyCIL.
     """
 
+    made_anew = ("weight",)  # by each task
+
     def __init__(self, in_features: int, out_features: int = 0, proxies: int = 10):
         super().__init__()
         self.proxies = proxies

@@ -132,6 +132,8 @@ class ExpandingNet(nn.Module):
     blocks stay in evaluation mode.
     """
 
+    made_anew: tuple[str, ...] = ("aux_head",)  # names of the parts that each task begins with new weights
+
     def __init__(self, backbone: Backbone, share_trunk: bool = False):
         super().__init__()
         self.out_dim: int = backbone.out_dim  # of one block

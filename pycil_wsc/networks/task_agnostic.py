@@ -26,6 +26,8 @@ class TaskAgnosticNet(ExpandingNet):
         heads: of the attention; they share the channels.
     """
 
+    made_anew = ("aux_head", "merged_head", "attention")
+
     def __init__(
         self, backbone: Backbone, agnostic: nn.Module, side: int, hidden: int, projected: int, heads: int
     ) -> None:

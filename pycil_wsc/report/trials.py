@@ -2,7 +2,6 @@
 
 import re
 import statistics
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -20,9 +19,9 @@ COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst t
 def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
     """``{method: (the rows of its trials, best first; number of trials left out)}``.
 
-    ``keys`` distinguishes a trial from the method's others, ``mean`` is its accuracy. The trials of a method are over
-    the same memory sizes and seeds; others are left out. Of several sets of these, the largest is chosen; of equally
-    large ones, that of the most trials, and then the one with the smallest numbers.
+    ``keys`` distinguishes a trial from the method's others, ``mean`` is its accuracy. The trials of a method are
+    compared over the same memory sizes and seeds, those of one of the trials: the ones for which most runs count. Of
+    equals, the largest set is chosen, then the one with the smallest numbers. Trials that lack some are left out.
     """
     rows = group.named(group.rows, "keys", "learner", brief=False)
     rows["value"] = measured(rows, AVERAGE)
@@ -30,10 +29,12 @@ def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
     for method, own in rows.groupby("learner", sort=False):
         own = own.assign(keys=own["keys"].str.removeprefix(str(method)).str.strip())
         of_trial = own.groupby("keys", sort=False)[["memory", "seed"]]
-        runs = {keys: tuple(sorted(trial.itertuples(index=False, name=None))) for keys, trial in of_trial}
-        counts = Counter(runs.values())
-        chosen = min(counts, key=lambda each: (-len(each), -counts[each], each))
-        own = own.loc[[runs[keys] == chosen for keys in own["keys"]]]
+        runs = {keys: set(trial.itertuples(index=False, name=None)) for keys, trial in of_trial}
+        counts = {tuple(sorted(each)): sum(each <= other for other in runs.values()) for each in runs.values()}
+        chosen = min(counts, key=lambda each: (-len(each) * counts[each], -len(each), each))
+        lines = own[["keys", "memory", "seed"]].itertuples(index=False)
+        own = own.loc[[(memory, seed) in chosen and runs[keys] >= set(chosen) for keys, memory, seed in lines]]
+        own = own.assign(value=own.groupby(["keys", "seed"])["value"].transform("mean"))  # over the memory sizes
         own = own.assign(mean=own.groupby("keys")["value"].transform(statistics.fmean))
         found[str(method)] = own.sort_values("mean", ascending=False, kind="stable"), len(runs) - counts[chosen]
     return found
@@ -45,16 +46,16 @@ def tuning(group: Group) -> Table:
     for method, (rows, _) in found.items():
         means = rows.drop_duplicates("keys")["mean"]
         counts[method] = len(means)
-        best = rows.loc[rows["keys"] == rows["keys"].iloc[0]].assign(column=COLUMNS[0].label)
+        best = rows.loc[rows["keys"] == rows["keys"].iloc[0]].assign(column=COLUMNS[0].label, memory=0)
+        best = best.drop_duplicates("seed")
         others = best.iloc[[0, 0]].assign(seed=None, memory=0, value=[statistics.median(means), means.min()])
         others["column"] = [column.label for column in COLUMNS[1:]]
         lines = pd.concat([best, others]).rename(columns={"learner": "method"}).assign(trials=len(means))
         parts.append(lines.assign(**{"best trial": best["keys"].iloc[0] or "the only one"}))
     labels = ["method", "trials", "best trial"]
     cells = aggregate(pd.concat(parts), [*labels, "expands"], COLUMNS)
-    below = texts(
-        "tuning", f"{100 * group.setting.validation_split:g}", [_file(method, group) for method in found], counts
-    )
+    files, part = [_file(method, group) for method in found], [name for name, _ in group.setting.part]
+    below = texts("tuning", f"{100 * group.setting.validation_split:g}", files, counts, part)
     lacking = {method: left_out for method, (_, left_out) in found.items() if left_out}
     title = "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)"
     return Table(group, "tuning", title, labels, COLUMNS, cells, [*below, *texts("missing_trials", lacking)])

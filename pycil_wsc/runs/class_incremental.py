@@ -8,6 +8,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
 from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.fingerprint import with_weights
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import joined
 from pycil_wsc.data.tasks import tasks_of
@@ -19,6 +20,7 @@ from pycil_wsc.files import Json
 from pycil_wsc.learners.planning import check_backbone, plan_of, planned_images
 from pycil_wsc.learners.speed import Stopwatch, measure
 from pycil_wsc.networks.timm_models import data_config, is_timm
+from pycil_wsc.results.metrics import check_names
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kinds import Kind
 from pycil_wsc.runs.progress import Progress
@@ -35,9 +37,9 @@ class ClassIncremental(Kind[Config, Dataset]):
         read = functools.cache(read_source)
 
         def load_for(config: Config) -> Dataset:
-            if config.tasks:
-                return joined([as_configured(read(name, config.data_root), config) for name in config.tasks])
-            return as_configured(load(config.dataset, config.data_root), config)
+            parts = [as_configured(read(name, config.data_root), config) for name in config.tasks or ()]
+            data = joined(parts) if parts else as_configured(load(config.dataset, config.data_root), config)
+            return with_weights(data, config.pretrained)
 
         return load_for
 
@@ -70,6 +72,7 @@ class ClassIncremental(Kind[Config, Dataset]):
 
     def check_model(self, config: Config, data: Dataset) -> None:
         check_backbone(config, data.info.image_size)
+        check_names()
 
     def check_processes(self, config: Config, count: int) -> None:
         if config.batch_size < count:

@@ -139,12 +139,7 @@ class Journal:
             self.scalars.task_ended(self.history)
 
     def state_dict(self) -> State:
-        return {
-            "history": self.history,
-            "curves": self.curves,
-            "clock": self.clock,
-            "peak_memory": self.peak_memory,
-        }
+        return {"history": self.history, "curves": self.curves, "clock": self.clock, "peak_memory": self.peak_memory}
 
     def load_state_dict(self, state: State) -> None:
         self.history = state["history"]

@@ -15,7 +15,8 @@ class Drift(Observer):
     """How far the weights move between and within tasks, in total and per layer (a module's own parameters).
 
     ``between``: the distance |theta_t - theta_(t-1)| between the weights after this task and after the previous one,
-    over the parameters that existed then, and the same relative to the previous norm; None after the first task.
+    over the parameters that existed then, and the same relative to the previous norm; None after the first task. Parts
+    that each task makes anew, which networks name in ``made_anew``, are left out.
     ``within``: the distance moved in each epoch and, for each layer, the sum over the epochs. The step to the averaged
     weights at the end of a task is included in ``between`` only.
     """
@@ -35,7 +36,7 @@ class Drift(Observer):
     def task_trained(self, task: Task) -> Record:
         weights, previous = self.weights(), self.state.get("previous")
         record = {
-            "between": between(weights, previous) if previous else None,
+            "between": between(self.lasting(weights), previous) if previous else None,
             "within": {"norm": self.state["epochs"], "layers": self.state["path"]},
         }
         self.state = {"previous": weights}
@@ -43,6 +44,16 @@ class Drift(Observer):
 
     def weights(self) -> Weights:
         return {name: parameter.detach().clone() for name, parameter in self.learner.network.named_parameters()}
+
+    def lasting(self, weights: Weights) -> Weights:
+        """Those of ``weights`` that a task takes over from the one before, as far as they existed."""
+        modules = self.learner.network.named_modules()
+        anew = {f"{path}.{part}".lstrip(".") for path, each in modules for part in getattr(each, "made_anew", ())}
+        return {
+            name: weight
+            for name, weight in weights.items()
+            if not any(f"{name}.".startswith(f"{part}.") for part in anew)
+        }
 
 
 def between(weights: Weights, previous: Weights) -> dict[str, object]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pycil_wsc import registry
+from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
+from pycil_wsc.results.schema import ImageResult
 
 
 def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
@@ -95,6 +97,13 @@ def of_run(history: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
         "train_accuracy": [line["train_accuracy"] for line in history],
     }
     return measures | {name: measure(history) for name, measure in registry.metrics.items()}
+
+
+def check_names() -> None:
+    """Raise a :class:`UserError` if a registered metric has the name of another field of the result."""
+    for name, measure in registry.metrics.items():
+        if name in ImageResult.model_fields and not measure.__module__.startswith(__name__):
+            raise UserError(f"register_metric: '{name}' is a field of every result; choose another name")
 
 
 for _module in pkgutil.iter_modules(__path__):
