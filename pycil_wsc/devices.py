@@ -9,7 +9,6 @@ import functools
 import gc
 import logging
 import re
-import resource
 import sys
 import warnings
 from pathlib import Path
@@ -19,6 +18,11 @@ import torch
 
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.errors import UserError
+
+try:
+    import resource
+except ImportError:
+    raise UserError("pycil_wsc runs on Linux and macOS; on Windows, use WSL") from None
 
 CPU = torch.device("cpu")
 

@@ -356,6 +356,23 @@ with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
 """
 
 
+READS_FILES = """
+import multiprocessing
+import torch
+from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.loader import open_source
+from pycil_wsc.errors import UserError
+
+multiprocessing.set_start_method("spawn", force=True)
+dataset = load_dataset("folder:FOLDER", ".")
+source = open_source(dataset.info, dataset.train, torch.device("cpu"), 1)
+try:
+    print(len(list(source.batches(range(4), dataset.train.targets, 2))))
+except UserError as error:
+    print(error)
+"""
+
+
 def output_of(folder, script):
     """What a script prints, with the package on its path."""
     (folder / "script.py").write_text(script)
@@ -369,6 +386,12 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
     output = output_of(tmp_path, UNGUARDED)
     assert output.startswith("decoding images: a worker process ended unexpectedly; ")
     assert "`if __name__ == '__main__':`" in output and output.count("\n") == 1
+
+
+def test_so_is_one_whose_data_workers_import_it(dataset, tmp_path):
+    folder = Path(dataset.train.images[0]).parents[2]
+    output = output_of(tmp_path, READS_FILES.replace("FOLDER", str(folder)))
+    assert output.startswith("reading images: a worker process ended unexpectedly; ") and output.count("\n") == 1
 
 
 def test_a_script_with_a_guard_has_its_worker_processes(tmp_path):

@@ -116,6 +116,7 @@ class Update:
                 shutil.rmtree(work, ignore_errors=True)
                 return Outcome(None, None, read_rejection(record))
             if shelf.exists(saved):
+                self._remove_unfinished(saved)
                 return self._restored(saved, stream, tests)
             if saved.exists() and any(saved.iterdir()):
                 raise UserError(f"{saved}: has files, but no learner; move or remove it, or choose another out")
@@ -129,10 +130,14 @@ class Update:
                 return Outcome(None, None, decision)
             if self.out is not None:
                 shelf.write(work, learned)
-                (work / CHECKPOINT).unlink(missing_ok=True)
-                (work / HELD_OUT).unlink()
             os.rename(work, saved)
+            self._remove_unfinished(saved)
         return Outcome(learned, answers, decision)
+
+    def _remove_unfinished(self, saved: Path) -> None:
+        """Remove what only an unfinished task has: a process that is killed right after it has ended leaves it."""
+        for name in (CHECKPOINT, HELD_OUT):
+            (saved / name).unlink(missing_ok=True)
 
     # ---- preparing ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
+from multiprocessing import get_start_method
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from pycil_wsc.data import augment, crops
 from pycil_wsc.data.auto_augment import AutoAugment
 from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.order import WHOLE, Parts, Share, batch_slices, chunks, epoch_order, size_of
-from pycil_wsc.data.parallel import at_most_one_per_core
+from pycil_wsc.data.parallel import at_most_one_per_core, worker_ended
 from pycil_wsc.data.rand_augment import RandAugment
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.devices import free_memory
@@ -275,8 +276,13 @@ class FolderSource(CroppedSource):
                 images = next(decoded) if part else torch.empty(0, *[self.info.image_size] * 2, 3)
                 if isinstance(images, str):
                     raise UserError(images)
-                yield images.to(self.device, non_blocking=True)
+                # of pageable memory a copy may be read, by MPS for one, after the memory has gone to other images
+                yield images.to(self.device, non_blocking=images.is_pinned())
             next(decoded, None)  # run the loader's iterator to its end
+        except RuntimeError as error:
+            if get_start_method() == "fork" or "exited unexpectedly" not in str(error):
+                raise
+            raise worker_ended("reading images") from None  # which began by importing the main script
         finally:
             if not beside:
                 self.busy = False

@@ -50,7 +50,12 @@ def map_parts(
     try:
         yield from tqdm(pool.map(work, parts), desc=description, total=len(parts), leave=False)
     except BrokenProcessPool:
-        raise UserError(
-            f"{description}: a worker process ended unexpectedly; put the code of your script below "
-            "`if __name__ == '__main__':`, or set num_workers to 0 (if it was killed, free memory)"
-        ) from None
+        raise worker_ended(description) from None
+
+
+def worker_ended(description: str) -> UserError:
+    """The error that tells what to do if a process that imports the main script has ended by itself."""
+    return UserError(
+        f"{description}: a worker process ended unexpectedly; put the code of your script below "
+        "`if __name__ == '__main__':`, or set num_workers to 0 (if it was killed, free memory)"
+    )

@@ -27,7 +27,8 @@ from pycil_wsc.registry import own_modules
 from pycil_wsc.runs.progress import Progress, log_file
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
-START_METHOD = "forkserver"  # a fork would inherit threads and the CUDA context; the server imports torch only once
+# a fork would inherit threads and the CUDA context; a server imports torch only once, but forks, unsafely on macOS
+START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 DEATH_SECONDS = 3.0  # for which a failure of one process waits for the death of each other that may be its cause
 
 

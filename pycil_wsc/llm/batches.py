@@ -59,7 +59,7 @@ def collate(examples: Sequence[Example], pad: int, device: torch.device = torch.
     kept = (targets[:, 1:] != IGNORED).any(0).nonzero().squeeze(1)
     counts = torch.tensor([len(example) - example.prompt for example in examples])
     batch = Batch(pad_sequence(ids, batch_first=True, padding_value=pad), kept, targets[:, kept + 1], counts)
-    return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
+    return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in batch))
 
 
 def summed_losses(model: nn.Module, batch: Batch) -> Tensor:
