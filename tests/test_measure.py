@@ -170,7 +170,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, m
     def fail(*arguments):
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr("pycil_wsc.runs.class_incremental.measure", fail)
+    monkeypatch.setattr("pycil_wsc.learners.speed.measure", fail)
     assert main(["--config", path, "--dry-run", "--measure"]) == 2
     assert capsys.readouterr().err == "error: --measure: wsc cannot be trained here (RuntimeError: out of memory)\n"
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycil_wsc.data.exemplars import herding
+from pycil_wsc.data.exemplars import herding, normalise, reservoir
 from pycil_wsc.data.memory import ExemplarMemory
 from pycil_wsc.data.tasks import Task
 
@@ -31,6 +31,42 @@ def herding_by_the_book(features, quota):
 def test_herding_picks_what_the_slow_reference_picks(count, quota, width, seed):
     features = np.random.default_rng(seed).normal(size=(count, width))
     assert herding(features, quota).tolist() == herding_by_the_book(features, quota)
+
+
+def herding_of_all_rows(features, quota):
+    """The distance of every candidate, in the features' precision."""
+    features = normalise(features)
+    mean, total, taken = features.mean(0), np.zeros_like(features[0]), []
+    for k in range(1, min(quota, len(features)) + 1):
+        distance = np.sqrt((((features + total) / k - mean) ** 2).sum(1))
+        distance[taken] = np.inf
+        taken.append(int(distance.argmin()))
+        total = total + features[taken[-1]]
+    return taken
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(0, 70),
+    st.integers(1, 40),
+    st.integers(0, 10_000),
+    st.sampled_from(["apart", "repeated", "whole", "nearly equal", "not finite"]),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_herding_picks_what_the_distances_of_all_rows_say(count, quota, width, seed, kind, dtype):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(count, width))
+    if kind == "repeated":
+        features = features[rng.integers(0, max(1, count // 3), count)]
+    if kind == "whole":
+        features = features.round()
+    if kind == "nearly equal":
+        features = 1 + 1e-4 * features
+    if kind == "not finite":
+        features[rng.integers(count)] = np.nan
+    features = features.astype(dtype)
+    assert herding(features, quota).tolist() == herding_of_all_rows(features, quota)
 
 
 def test_of_equal_candidates_herding_takes_the_first():
@@ -118,6 +154,21 @@ def test_reservoir_holds_its_capacity(fixed, quota, expected):
     assert [sum(map(len, classes.values())) for classes in history] == expected
     assert len(set(memory.indices.tolist())) == expected[-1]
     assert all((TARGETS[kept] == c).all() for c, kept in memory.classes.items())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 30), st.integers(0, 50), st.integers(0, 200), st.integers(1, 40), st.integers(0, 10_000))
+def test_the_reservoir_is_vitters_item_by_item(held, dropped, coming, capacity, seed):
+    rng, stream = np.random.default_rng(seed), np.arange(1000, 1000 + coming)
+    chosen = list(np.arange(held) if held <= capacity else rng.permutation(held)[:capacity])
+    for count, item in enumerate(rng.permutation(stream), start=held + dropped + 1):
+        if len(chosen) < capacity:
+            chosen.append(item)
+        elif (slot := rng.integers(count)) < capacity:
+            chosen[slot] = item
+    again = np.random.default_rng(seed)
+    assert reservoir(np.arange(held), held + dropped, stream, capacity, again).tolist() == chosen
+    assert again.random() == rng.random(), "and what is drawn next is the same"
 
 
 def test_reservoir_over_the_stream_is_uniform():

@@ -182,15 +182,12 @@ class Update:
         if self.present is None:
             return part, digests
         kept_already = np.zeros(len(digests), bool)
+        mixed = with_classes(digests, part.train.targets, part.info.classes)
         for split in (self.present.held.train, self.ledger.held_out):
             theirs = digests_of(split, self.present.hashes)
-            for label, name in enumerate(part.info.classes):
-                if name in self.known:
-                    same = theirs[split.targets == self.known.index(name)]
-                    kept_already |= (part.train.targets == label) & np.isin(digests, same)
+            kept_already |= np.isin(mixed, with_classes(theirs, split.targets, self.known))
         verb, participle = "keeps", "kept"
         if learns_once(self.config.model_name):
-            mixed = with_classes(digests, part.train.targets, part.info.classes)
             kept_already |= np.isin(mixed, self.ledger.learned)
             verb, participle = "has", "known"
         if len(digests) and kept_already.all():

@@ -68,7 +68,11 @@ class RunOptions:
     )
     out: str = key("runs", "folder of the results", decides="files", only="experiments")
     checkpoint_seconds: float = key(
-        10.0, "minimum time between checkpoints, which are written at the end of an epoch", low=0, decides="speed"
+        10.0,
+        "minimum time between checkpoints, which are written at the end of an epoch; at least ten times what the last"
+        " one took (0: after each epoch)",
+        low=0,
+        decides="speed",
     )
     cache_first_task: bool = key(
         True,

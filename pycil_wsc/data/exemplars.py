@@ -35,8 +35,10 @@ def sample_the_stream(pool: Pool) -> dict[int, np.ndarray]:
     else:
         chosen = reservoir(memory.indices, memory.seen, task.train_indices, memory.total, pool.rng)
         kept = {}
-    groups = {c: chosen[targets[chosen] == c] for c in range(task.num_seen)}
-    return {c: np.concatenate([kept.get(c, group[:0]), group]) for c, group in groups.items()}
+    labels = targets[chosen]
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(chosen[order], np.searchsorted(labels[order], np.arange(1, task.num_seen)))
+    return {c: np.concatenate([kept.get(c, group[:0]), group]) for c, group in enumerate(groups)}
 
 
 def normalise(features: np.ndarray) -> np.ndarray:
@@ -49,16 +51,28 @@ def herding(features: np.ndarray, quota: int) -> np.ndarray:
 
     ``features``: (n, d) of one class. Returns min(quota, n) distinct row numbers in the order of choice; ties are
     broken by position. Source: Rebuffi et al., 2017.
+
+    The distance of each candidate is computed, in the features' precision, for the few rows only that a product in
+    double precision finds to be nearest but for rounding.
     """
     features = normalise(features)
     mean = features.mean(0)
     total = np.zeros_like(mean)
     taken = np.zeros(len(features), bool)
+    wide, rounding = features.astype(np.float64), 64 * np.finfo(features.dtype).eps
+    squares, exactly = np.square(wide).sum(1), 16 * features.shape[1] * np.finfo(np.float64).eps
     picks = []
     for k in range(1, min(quota, len(features)) + 1):
-        distance = np.sqrt((((features + total) / k - mean) ** 2).sum(1))
-        distance[taken] = np.inf
-        pick = int(distance.argmin())
+        ahead = total.astype(np.float64) - k * mean.astype(np.float64)
+        apart = squares + 2 * (wide @ ahead)  # |feature + ahead|^2, the squared distance times k^2, less |ahead|^2
+        apart[taken] = np.inf
+        least = apart.min()
+        nearest = np.sqrt(max(least + ahead @ ahead, 0))
+        margin = rounding * nearest * (k + nearest) + exactly * (1 + nearest) ** 2
+        rows = np.flatnonzero(~(apart > least + margin))  # all, if there are features that are no numbers
+        distance = np.sqrt((((features[rows] + total) / k - mean) ** 2).sum(1))
+        distance[taken[rows]] = np.inf
+        pick = int(rows[distance.argmin()])
         total = total + features[pick]
         taken[pick] = True
         picks.append(pick)
@@ -69,10 +83,11 @@ def reservoir(held: np.ndarray, seen: int, stream: np.ndarray, capacity: int, rn
     """Vitter's algorithm R: update ``held``, a uniform sample of ``seen`` items, with the items of ``stream``, in
     random order.
     """
-    chosen = list(held if len(held) <= capacity else rng.permutation(held)[:capacity])
-    for count, item in enumerate(rng.permutation(stream), start=seen + 1):
-        if len(chosen) < capacity:
-            chosen.append(item)
-        elif (slot := rng.integers(count)) < capacity:
-            chosen[slot] = item
-    return np.array(chosen, np.int64)
+    chosen = held if len(held) <= capacity else rng.permutation(held)[:capacity]
+    stream = rng.permutation(stream)
+    room = capacity - len(chosen)
+    chosen, later = np.concatenate([chosen, stream[:room]]).astype(np.int64), stream[room:]
+    slots = rng.integers(np.arange(seen + len(stream) - len(later), seen + len(stream)) + 1)
+    for place in np.flatnonzero(slots < capacity):
+        chosen[slots[place]] = later[place]
+    return chosen

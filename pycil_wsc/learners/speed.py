@@ -18,14 +18,28 @@ from pycil_wsc.data.loader import open_source
 from pycil_wsc.data.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import make_current, numbered, resolved_device, synchronize
-from pycil_wsc.engine.environment import deterministic
+from pycil_wsc.engine.environment import deterministic, threads
 from pycil_wsc.engine.phase import Monitor, Phase
+from pycil_wsc.errors import UserError, described
 from pycil_wsc.learners import budget
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.learners.options import LearnerConfig
 
 WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA graph), then timed
+
+
+def measured(config: LearnerConfig, dataset: Dataset) -> Stopwatch:
+    """:func:`measure` and print the speed. Raises a :class:`UserError` if that is not possible."""
+    try:
+        with threads(config.threads):
+            watch = measure(config, dataset)
+    except UserError:
+        raise
+    except Exception as error:  # such as a GPU without enough memory
+        raise UserError(f"--measure: {config.method} cannot be trained here ({described(error)})") from error
+    print(f"measured {config.method}: {watch}", flush=True)
+    return watch
 
 
 def measure(config: LearnerConfig, dataset: Dataset) -> Stopwatch:

@@ -9,16 +9,17 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.fingerprint import with_weights
+from pycil_wsc.data.options import AugmentationOptions, DataOptions
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import joined
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.engine.environment import threads
 from pycil_wsc.engine.processes import in_all
-from pycil_wsc.errors import UserError, described
+from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
+from pycil_wsc.keys import declared
 from pycil_wsc.learners.planning import check_backbone, plan_of, planned_images
-from pycil_wsc.learners.speed import Stopwatch, measure
+from pycil_wsc.learners.speed import Stopwatch, measured
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.results.metrics import check_names
 from pycil_wsc.runs.checkpoint import CHECKPOINT
@@ -26,6 +27,9 @@ from pycil_wsc.runs.kinds import Kind
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 from pycil_wsc.studies.records import unrecorded
+
+OF_THE_DATA = (*declared(DataOptions), *declared(AugmentationOptions), "data_root", "convnet_type", "seed")
+LATEST = 2  # data sets that are kept as configured: with validation_split, each has images of its own
 
 
 class ClassIncremental(Kind[Config, Dataset]):
@@ -36,10 +40,17 @@ class ClassIncremental(Kind[Config, Dataset]):
         load = functools.cache(load_dataset)
         read = functools.cache(read_source)
 
+        prepared: dict[str, Dataset] = {}  # the latest
+
         def load_for(config: Config) -> Dataset:
-            parts = [as_configured(read(name, config.data_root), config) for name in config.tasks or ()]
-            data = joined(parts) if parts else as_configured(load(config.dataset, config.data_root), config)
-            return with_weights(data, config.pretrained)
+            key = json.dumps([getattr(config, name) for name in OF_THE_DATA])
+            if key not in prepared:
+                parts = [as_configured(read(name, config.data_root), config) for name in config.tasks]
+                data = joined(parts) if parts else as_configured(load(config.dataset, config.data_root), config)
+                for oldest in list(prepared)[: 1 - LATEST]:
+                    del prepared[oldest]
+                prepared[key] = data
+            return with_weights(prepared[key], config.pretrained)
 
         return load_for
 
@@ -104,19 +115,6 @@ class ClassIncremental(Kind[Config, Dataset]):
         folder = run_folder(config)
         weights = {False: "", True: "weights.pt", "every": "weights-task0.pt"}[config.save_weights]
         return unrecorded(config.analyse, folder) + ([] if (folder / weights).exists() else ["save_weights"])
-
-
-def measured(config: Config, data: Dataset) -> Stopwatch:
-    """Measure and print the speed."""
-    try:
-        with threads(config.threads):
-            watch = measure(config, data)
-    except UserError:
-        raise
-    except Exception as error:  # such as a GPU without enough memory
-        raise UserError(f"--measure: {config.method} cannot be trained here ({described(error)})") from error
-    print(f"measured {config.method}: {watch}", flush=True)
-    return watch
 
 
 def as_configured(dataset: Dataset, config: Config) -> Dataset:

@@ -84,7 +84,7 @@ class Run(Monitor):
         largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
         self.remarks = remarks(config, largest)  # to be said once
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
-        self.saved_at = time.perf_counter()
+        self.saved_at, self.pause = time.perf_counter(), config.checkpoint_seconds
 
     def execute(self) -> dict[str, Json]:
         """Train and test every task; returns the contents of ``result.json``."""
@@ -189,7 +189,7 @@ class Run(Monitor):
         self.journal.epoch_ended(phase, epoch, loss, accuracy)
         self.records.epoch_ended(task, number, phase, epoch, loss, accuracy)
         self.journal.tick()  # what was recorded is no training
-        if self.journal.mark - self.saved_at >= self.config.checkpoint_seconds:
+        if self.journal.mark - self.saved_at >= self.pause:
             self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
 
     def task_trained(self, task: Task) -> None:
@@ -213,8 +213,10 @@ class Run(Monitor):
         state = self.state(position, optimizer)  # all processes call this together
         if self.processes.first:
             save_state(self.folder / CHECKPOINT, state)
-        self.journal.tick()  # saving does not count as training
+        seconds = self.journal.tick()  # saving does not count as training
         self.saved_at = self.journal.mark
+        if self.config.checkpoint_seconds:
+            self.pause = max(self.config.checkpoint_seconds, 10 * seconds)
 
     def state(self, position: Mapping[str, int], optimizer: State | None = None) -> State:
         """The state to resume from: tensors, numbers, strings, and lists and dicts of these.
