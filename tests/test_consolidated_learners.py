@@ -15,6 +15,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score, recompute_batch_norm
 from pycil_wsc.errors import UserError
+from pycil_wsc.learners.base import BaseLearner
 
 PAGE = ROOT / "docs/methods.md"
 ALL_STEPS = {
@@ -47,6 +48,23 @@ def test_the_page_lists_the_methods_that_compose_with_it():
             resolve({"model_name": name, "consolidate": True})
             accepted.add(name)
     assert set(re.findall(r"`([\w-]+)`", listed)) == accepted
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_statistics_are_collected_for_an_average_alone_and_mixed_as_its_batches(average, settings, monkeypatch):
+    used, batches = [], BaseLearner.training_batches
+
+    def training_batches(self, indices, *address, **options):
+        for batch in batches(self, indices, *address, **options):
+            if address[-1] == "batch norm":
+                used.append((int(batch.from_memory.sum()), len(batch)))
+            yield batch
+
+    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    learner = run_of(settings, replay_ratio=0.75, max_tasks=2, **{"wsc.average": average}).learner
+    for task in learner.manager.tasks:
+        learner.learn(task, SILENT)
+    assert set(used) == ({(2, 8)} if average else set())
 
 
 @pytest.mark.parametrize("name", ONE_PHASE)

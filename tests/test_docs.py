@@ -28,13 +28,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from small_runs import Command, killed_at, without_measurements
+from small_runs import Command, killed_at, small_data, without_measurements
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
+from pycil_wsc.data.memory import ExemplarMemory
+from pycil_wsc.data.tasks import Task
+from pycil_wsc.state import load_state
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -563,7 +566,10 @@ def test_the_pages_script_trains_its_method_in_several_workers(tmp_path):
     scripts = {Path(title).name: code for language, title, code in blocks("docs/extending.md") if title}
     for name in ("my_derpp.py", "my_main.py"):
         (tmp_path / name).write_text(scripts[name])
-    keys = {"prefix": "mine", "model_name": "my_derpp", "seed": [1, 2], "dataset": "digits", "max_tasks": 2}
+    data = small_data(tmp_path / "small.npz")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "report").touch()  # no report, which takes longer than the runs
+    keys = {"prefix": "mine", "model_name": "my_derpp", "seed": [1, 2], "dataset": f"npz:{data}", "max_tasks": 2}
     keys |= {"init_cls": 2, "increment": 2, "memory_per_class": 2, "convnet_type": "resnet8", "device": "cpu"}
     (tmp_path / "mine.json").write_text(json.dumps(keys | {"init_epoch": 1, "epochs": 1}))
     command = [sys.executable, "my_main.py", "--config", "mine.json", "--workers", "2"]
@@ -596,8 +602,12 @@ def test_the_pages_agem_never_steps_against_the_exemplars(extended, monkeypatch)
 
 
 def test_the_pages_choice_takes_the_farthest_samples(extended):
-    result = extended(model_name="replay", exemplars="farthest")
-    assert result["matrix"] != extended(model_name="replay")["matrix"]
+    targets, points = np.array([0, 0, 0, 0, 1, 1, 1]), np.array([0.0, 1, 5, 2, 0, 9, 8])[:, None]  # means: 2, 17 / 3
+    memory = ExemplarMemory(True, 2, 0, "farthest")
+    task = Task(0, 0, 2, np.arange(7), np.empty(0, np.int64))
+    memory.update(task, targets, lambda indices: points[indices], np.random.default_rng(0))
+    assert {label: kept.tolist() for label, kept in memory.classes.items()} == {0: [2, 0], 1: [4, 5]}
+    assert len(extended(model_name="replay", exemplars="farthest")["curve"]) == 3
 
 
 def test_the_pages_derpp_resumes_with_its_logits(extended, tmp_path):
@@ -629,6 +639,11 @@ def test_the_pages_data_set_is_learned(extended):
 
 
 def test_the_pages_importance_ranks(extended):
+    from pycil_wsc import registry
+
+    weights = {"a": torch.tensor([-3.0, 1.0]), "b": torch.tensor(2.0)}
+    scores = registry.importances["magnitude"](None, weights, None, None, None)
+    assert {name: score.tolist() for name, score in scores.items()} == {"a": [3, 1], "b": 2}
     ours, paper = (extended(**{"wsc.importance": name, "wsc.average": False}) for name in ("magnitude", "moment"))
     assert ours["importance_passes"] == 0 and ours["train_loss"][1][1:] != paper["train_loss"][1][1:]
 
@@ -642,10 +657,17 @@ def test_the_pages_reset_halves_the_distance_from_the_mean_of_what_is_not_kept(e
 
 
 def test_the_pages_analysis_is_recorded(extended, tmp_path):
-    extended(analyse=["norms"])
-    (path,) = (tmp_path / "runs").rglob("analyses.jsonl")
+    extended(analyse=["norms"], save_weights=True)
+    (path,), (saved,) = (list((tmp_path / "runs").rglob(name)) for name in ("analyses.jsonl", "weights.pt"))
     norms = [json.loads(line)["norms"]["norm"] for line in path.read_text().splitlines()]
-    assert len(norms) == 3 and min(norms) > 1
+    counted = ("running_mean", "running_var", "num_batches_tracked")
+    weights = {
+        name: value
+        for name, value in load_state(saved)["learner"].items()
+        if name.startswith("network.") and not name.endswith(counted) and isinstance(value, torch.Tensor)
+    }
+    squares = sum(value.double().square().sum().item() for value in weights.values())
+    assert len(norms) == 3 and norms[-1] == pytest.approx(squares**0.5, rel=1e-5)
 
 
 # ---- the benchmarks --------------------------------------------------------------------------------------------------

@@ -465,19 +465,24 @@ def test_a_script_that_is_started_again_repeats_no_rejected_update(months, tmp_p
         assert "\n" not in str(error.value)
 
 
-def test_a_gate_with_other_images_or_limits_decides_anew(months, tmp_path):
-    def decided_by(**limits):
+def test_a_gate_with_other_images_labels_or_limits_decides_anew(months, tmp_path):
+    def decided_by(images, names, **limits):
         learner = Learner("replay", out=tmp_path / "work", **SMALL | {"epochs": 8, "init_epoch": 6})
         learner.learn(months[0])
-        return learner.learn(months[1], accept=pycil_wsc.Accept(**limits)), len(learner.history)
+        return learner.learn(months[1], accept=pycil_wsc.Accept(on=(images, names), **limits))
 
     images, names = arrays(months[1], "test")
-    wrong, tasks = decided_by(on=(images, names[::-1]))
-    assert not wrong["accepted"] and tasks == 1
-    right, tasks = decided_by(on=(images, names), max_drop=0.9, min_new=0)
-    assert right["accepted"] and tasks == 2 and right["gate"]["new"]["after"] > wrong["gate"]["new"]["after"]
-    again, tasks = decided_by(on=(images, names[::-1]), max_drop=0.9, min_new=0.9)
-    assert not again["accepted"] and tasks == 1, "what an earlier process accepted passes the gate of this one or not"
+    strict = {"max_drop": 0.0, "min_new": 0.9}
+    black = decided_by(np.zeros_like(images), names, **strict)
+    assert not black["accepted"]
+    assert decided_by(np.zeros_like(images), names, max_drop=0.99, min_new=0)["reason"] != black["reason"]
+    other = decided_by(images, names, **strict)
+    assert other["gate"] != black["gate"]
+    assert decided_by(images, names[::-1], **strict)["gate"] != other["gate"]
+    right = decided_by(images, names, max_drop=0.9, min_new=0)
+    assert right["accepted"]
+    again = decided_by(images, names[::-1], max_drop=0.9, min_new=0.9)
+    assert not again["accepted"], "what an earlier process accepted passes the gate of this one or not"
 
 
 def test_images_for_the_gate_of_another_side_are_refused_before_anything_is_trained(months):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_learners import SMALL, arrays, assert_same, january, learned, shelf
+from small_learners import FILES, SMALL, arrays, assert_same, january, learned, shelf
 from small_runs import executed, killed_at, waiting_at
 from test_task_lists import MONTHS, NAMES, TEMPLATES, listed, month, photos, weights
 
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(january, tmp_path):
 
 def script(out, tasks, tested, queue):
     """A user's script; its output goes into ``queue``."""
-    learner = Learner("wsc", **SMALL | {"epochs": 30, "batch_size": 16}, out=out)
+    learner = Learner("wsc", **SMALL | {"epochs": 8, "batch_size": 16}, out=out)
     found = []
     for source in tasks:
         learner.learn(source)
@@ -109,10 +109,10 @@ def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_number
     expected = queue.get(timeout=120)
     whole.join()
     work = tmp_path / "work"
-    with waiting_at(25):  # in the second task
+    with waiting_at(9):  # in the second task
         process, _ = in_a_process(work, months, (images, names))
     log = work / ".task2" / "log.txt"
-    while not (log.exists() and "epoch 3/30" in log.read_text()):
+    while not (log.exists() and "epoch 3/8" in log.read_text()):
         assert process.is_alive()
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
@@ -603,6 +603,16 @@ def test_what_was_never_learned_is_left_out_of_the_test_and_counted(months):
     assert (found["images"], found["unknown"], list(found["classes"])) == (10, 10, ["cat"])
     with pytest.raises(UserError, match="has no image of a learned class"):
         learner.evaluate((images[names == "bee"], names[names == "bee"]))
+
+
+def test_a_folder_with_a_test_part_is_tested_on_it(tmp_path):
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES)
+    photos(tmp_path / "both" / "train", ["ant"], 2, 3)
+    photos(tmp_path / "both" / "val", ["ant"], 3, 5)
+    both = f"folder:{tmp_path / 'both'}"
+    assert learner.evaluate(both)["images"] == 5
+    found = learner.learn(photos(tmp_path / "february", ["bee"], 2), accept=pycil_wsc.Accept(max_drop=0.9, on=both))
+    assert found["gate"]["old"]["images"] == 5
 
 
 def test_lines_and_a_bar_unless_quiet(months, capsys):

@@ -196,6 +196,28 @@ def test_cls_ers_averages_move_in_their_share_of_the_steps_and_the_stable_one_is
     assert torch.equal(weights(learner.network), trained["weights"]), "the next task goes on from them"
 
 
+def test_cls_ers_averages_follow_the_first_steps_closely(digits, tmp_path):  # noqa: F811
+    """In step n they keep n / (n + 1) of themselves, as long as that is less than their decay."""
+    keys = {"plastic_rate": 1.0, "stable_rate": 1.0, "plastic_decay": 0.6, "stable_decay": 0.9}
+    learner, tasks = after("cls_er", 0, digits, tmp_path, **keys)
+    learner.grow_for(tasks[0])
+    learner.grow_for = lambda task: None
+    step, numbers = learner.after_step, []
+
+    def watched():
+        before = {name: weights(getattr(learner, name)) for name in ("plastic", "stable")}
+        step()
+        numbers.append(len(numbers) + 1)
+        for name, most in (("plastic", 0.6), ("stable", 0.9)):
+            decay = min(numbers[-1] / (numbers[-1] + 1), most)
+            expected = decay * before[name] + (1 - decay) * weights(learner.network)
+            torch.testing.assert_close(weights(getattr(learner, name)), expected)
+
+    learner.after_step = watched
+    learner.learn(tasks[0], SILENT)
+    assert len(numbers) > 8
+
+
 def weights(network):
     return torch.cat([p.detach().flatten() for p in network.parameters()])
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.mixing import MixingSource
+from pycil_wsc.data.order import batch_slices
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.predicting import predictions
 from pycil_wsc.networks.adapters import AdaptedConv2d, adapt, adapters_of
@@ -166,6 +167,27 @@ def test_every_image_is_mixed_with_others_of_its_batch_and_each_pair_is_a_class(
     assert weights.std() == pytest.approx(0.047, abs=0.01)
     none = replace(source, rounds=0).pairs(targets, np.random.default_rng(0))
     assert [len(each) for each in none] == [0, 0, 0, 0]
+
+
+def test_a_mixture_is_the_weighted_mean_of_its_two_images():
+    pixels, targets = torch.randn(10, 3, 2, 2), np.array([3, 4, 5, 6, 3, 4, 5, 6, 3, 4])
+
+    class Whole:
+        device = torch.device("cpu")
+
+        def batches(self, indices, labels, size, **options):
+            for part in batch_slices(len(indices), size, True):
+                yield pixels[indices[part]], torch.from_numpy(labels[indices[part]])
+
+    source = MixingSource(Whole(), old=3, seen=7, rounds=4, alpha=20.0, low=0.4)
+    indices, rng = np.arange(10)[::-1].copy(), np.random.default_rng([5, 3])
+    found = source.batches(indices, targets, 4, train=True, seed=5, shuffle=False)
+    for part, (images, _, mixed, classes) in zip(batch_slices(10, 4, True), found, strict=True):
+        first, second, numbers_, weights = source.pairs(targets[indices[part]], rng)
+        assert torch.equal(images, pixels[indices[part]]) and classes.tolist() == numbers_.tolist()
+        for image, one, other, weight in zip(mixed, first, second, weights, strict=True):
+            torch.testing.assert_close(image, weight * images[one] + (1 - weight) * images[other])
+        assert len(mixed) > 4 and len(set(weights.tolist())) > 2
 
 
 @torch.no_grad()

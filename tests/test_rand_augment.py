@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.rand_augment import OPERATIONS, RandAugment
@@ -33,6 +33,16 @@ def test_an_operation_is_timms(name, level, images, monkeypatch):
         theirs = np.asarray(operation(Image.fromarray(image)), int)
         differences = np.abs(changed.astype(int) - theirs)
         assert np.median(differences) <= 2 and (differences > 12).mean() < 0.15
+
+
+@pytest.mark.parametrize("name", ["Brightness", "Color", "Contrast", "Sharpness"])
+@pytest.mark.parametrize("level", [0.9, -0.9, 0.4])
+def test_an_enhancement_is_pils(name, level):
+    noise = torch.randint(0, 256, (2, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    ours = OPERATIONS[f"{name}Increasing"](noise, level).permute(0, 2, 3, 1).numpy()
+    for image, changed in zip(noise.permute(0, 2, 3, 1).numpy(), ours):
+        theirs = getattr(ImageEnhance, name)(Image.fromarray(image)).enhance(max(0.1, 1 + 0.9 * level))
+        assert (np.abs(changed.astype(int) - np.asarray(theirs, int)) > 1).mean() < 0.01
 
 
 def augmented(batch, seed, number=64, rows=slice(None)):

@@ -592,9 +592,9 @@ def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, o
 
 @functools.cache
 def night(name):
-    """(configuration, average accuracy) of each run in results/night/``name``.jsonl.xz."""
+    """(configuration, average accuracy) of each run in its own schedule in results/night/``name``.jsonl.xz."""
     runs = packed.lines(ROOT / f"results/night/{name}.jsonl.xz")
-    return [(run.result["config"], run.result["avg_acc"]) for run in runs]
+    return [(config, run.result["avg_acc"]) for run in runs if not (config := run.result["config"])["operations_like"]]
 
 
 def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_options_were_scaled():

@@ -3,6 +3,7 @@ and failures lose no completed work.
 """
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -38,6 +39,7 @@ from small_runs import (
 )
 from synthetic import lines_of
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import pycil_wsc
 from main import main
@@ -48,6 +50,7 @@ from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.tasks import tasks_of
 from pycil_wsc.engine import environment
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
+from pycil_wsc.learners import loop
 from pycil_wsc.learners.planning import planned_images
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
@@ -141,6 +144,56 @@ def test_loss_and_training_accuracy_of_every_epoch_are_kept(name, undisturbed):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for key in ("train_loss", "train_accuracy"):
         assert [line[key] for line in lines] == result[key]
+
+
+def test_nme_and_top5_are_written_out(settings):
+    run = run_of(settings, model_name="replay", precision="fp32", epochs=1, init_epoch=1, memory_per_class=3)
+    result = run.execute()
+    learner, images, tests = run.learner.eval(), run.dataset.train.images, run.dataset.test.images
+    targets, normalise = run.manager.test_targets, run.evaluator.source.normalise
+
+    @torch.no_grad()
+    def features(pixels):
+        found = learner.network.extract(normalise(torch.from_numpy(pixels))).double().numpy()
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+    means = np.stack([features(images[learner.memory.classes[c]]).mean(0) for c in range(6)])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    nearest = np.linalg.norm(features(tests)[:, None] - means, axis=2).argmin(1)
+    assert result["nme_curve"][-1] == pytest.approx(100 * (nearest == targets).mean())
+    with torch.no_grad():
+        worst = learner.predict(normalise(torch.from_numpy(tests))).argmin(1).numpy()  # not among five of six classes
+    assert result["top5_curve"][-1] == pytest.approx(100 * (worst != targets).mean())
+    assert result["curve"][-1] < result["top5_curve"][-1] < 100
+
+
+def test_loss_and_accuracy_of_an_epoch_are_those_of_its_batches(settings, monkeypatch):
+    seen, call = [], loop.Backward.__call__
+
+    def watched(backward, batch, loss=None):
+        with torch.no_grad():
+            logits = copy.deepcopy(backward.learner.network).train()(batch.images)
+        right = (logits.argmax(1) == batch.targets).sum().item()
+        seen.append((cross_entropy(logits, batch.targets).item(), right, len(batch)))
+        return call(backward, batch, loss)
+
+    monkeypatch.setattr(loop.Backward, "__call__", watched)
+    keys = {"model_name": "replay", "precision": "fp32", "max_tasks": 1, "init_epoch": 2, "batch_size": 10}
+    result = run_of(settings, **keys).execute()
+    losses, right, sizes = zip(*seen)
+    assert sizes == (10, 10, 4) * 2
+    assert result["train_loss"][0] == pytest.approx([np.mean(losses[:3]), np.mean(losses[3:])], rel=1e-4)
+    assert result["train_accuracy"][0] == pytest.approx([100 * sum(right[:3]) / 24, 100 * sum(right[3:]) / 24])
+
+
+def test_an_additional_network_is_tested_itself(settings, monkeypatch):
+    class Constant(nn.Module):
+        def forward(self, images):
+            return torch.eye(6)[torch.ones(len(images), dtype=torch.int64)]
+
+    monkeypatch.setattr(Replay, "also_tested", lambda learner: {"twin": Constant()})
+    result = run_of(settings, model_name="replay", init_cls=6, init_epoch=2).execute()
+    assert result["twin_curve"] == [pytest.approx(100 / 6)] != result["curve"]
 
 
 def test_lists_of_numbers_are_a_line_each_in_a_json_file(tmp_path):

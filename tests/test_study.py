@@ -1,6 +1,7 @@
 """The paper's studies: scores that rank the weights, and rules that reset the others."""
 
 import copy
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -222,6 +223,18 @@ def test_passes_over_the_data_are_counted(undisturbed):
     _, unranked = undisturbed(**{"wsc.reset": "shrink_perturb"})
     scored = {name: value for name, value in unranked.items() if name.startswith("importance")}
     assert not any(value is not None for value in scored.values()), "nothing is ranked there"
+
+
+def test_seconds_of_scores_are_those_of_their_computation_alone(settings, monkeypatch):
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr("pycil_wsc.learners.scoring.time", clock)
+
+    def slow(network, parameters, previous, batches, options):
+        clock.now += 7
+        return {name: parameter.abs() for name, parameter in parameters.items()}
+
+    monkeypatch.setitem(registry.importances, "slow", slow)
+    assert run_of(settings, **{"wsc.importance": "slow"}).execute()["importance_seconds"] == 2 * 7, "in two tasks"
 
 
 def test_memory_of_scores_is_that_of_the_tensors_they_are_made_of(undisturbed):

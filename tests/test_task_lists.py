@@ -122,16 +122,16 @@ def test_the_weights_that_are_loaded_are_the_last_ones_saved(months, tmp_path):
 
 
 def test_kill_9_within_a_later_task_costs_nothing(months, tmp_path):
-    _, whole = run(tmp_path / "whole", months, epochs=30, batch_size=16)
-    settings = listed(tmp_path, months, epochs=30, batch_size=16)
-    with waiting_at(25):  # in the second task
+    _, whole = run(tmp_path / "whole", months, epochs=8, batch_size=16)
+    settings = listed(tmp_path, months, epochs=8, batch_size=16)
+    with waiting_at(9):  # in the second task
         process = command(tmp_path, settings)
     folder = lambda: next((tmp_path / "runs").rglob("log.txt"), None)  # noqa: E731
     wait_until(lambda: folder() and "task 2/3 train epoch 3/" in folder().read_text(), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not results(settings)
-    _, result = run(tmp_path, months, epochs=30, batch_size=16)
+    _, result = run(tmp_path, months, epochs=8, batch_size=16)
     assert without_measurements(result) == without_measurements(whole)
     assert folder().read_text().count("task 1/3 train epoch 3/3") == 1, "the first task is not learned again"
 

@@ -7,15 +7,17 @@ import pytest
 import torch
 from small_runs import killed_at, without_measurements, write
 from test_consolidation import snapshot, start, train
+from test_methods import SILENT
 from torch.nn.functional import cross_entropy
 
 from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, drift_score
+from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.triggers import Plateau, held_out_exemplars
+from pycil_wsc.learners.triggers import Plateau, held_out_counts, held_out_exemplars
 from pycil_wsc.runs.run import Run
 
 # ---- in any loop -----------------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
         if held is None:
             return
         targets = torch.from_numpy(self.manager.train_targets[held]).long()
-        with torch.no_grad():
+        with torch.no_grad(), restored_modes(self):
             images = torch.cat(
                 [images for images, _ in self.train_source.batches(held, self.manager.train_targets, 1000)]
             )
@@ -189,6 +191,13 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
         assert all(not indices & set(held.tolist()) for number, indices in trained if number == task)
     expected = [loss for task, _, _, loss in watched]
     assert np.allclose(seen, expected[:5] + expected[6:11], rtol=1e-5), "the last epoch of a task has nothing to decide"
+
+
+def test_of_two_exemplars_one_is_held_out(settings):
+    learner = run(settings, **{"wsc.trigger": "held_out", "memory_per_class": 2}).learner
+    first, second, _ = learner.manager.tasks
+    learner.learn(first, SILENT)
+    assert held_out_counts(learner.config, learner.memory, second) == {0: 1, 1: 1}
 
 
 @pytest.mark.parametrize(

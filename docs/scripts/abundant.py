@@ -3,6 +3,7 @@
 python docs/scripts/abundant.py    # writes the chosen values into exps/abundant.json
 """
 
+import functools
 import json
 import lzma
 import statistics
@@ -36,6 +37,7 @@ class Difference(NamedTuple):
         return f"**{text}**" if abs(self.mean) > self.reach else text
 
 
+@functools.cache
 def packed(name: str) -> list[Run]:
     """The results in results/abundant/``name``.jsonl.xz, which `python -m pycil_wsc.results pack` has written."""
     path = RECORDS / f"{name}.jsonl.xz"

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import os
 import shutil
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from pathlib import Path
 
 import torch
 from torch.utils import cpp_extension
+
+from pycil_wsc.files import write_atomically
 
 NAME = "sim"
 SOURCE = Path(__file__).parent / "device.cpp"
@@ -112,9 +115,15 @@ def take_launched() -> set[str]:
 
 @functools.cache
 def _extension():
-    digest = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
+    versions = f"{torch.__version__} {sys.version}"
+    digest = hashlib.sha256(SOURCE.read_bytes() + versions.encode()).hexdigest()[:12]
     flags = ["-O1", "-DAT_PER_OPERATOR_HEADERS"]  # without the headers of all operators it compiles faster
-    extension = cpp_extension.load(f"simulated_device_{digest}", [str(SOURCE)], extra_cflags=flags)
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    folder = Path(root, f"simulated_device_{digest}")
+    source = folder / SOURCE.name  # of one copy, a checkout elsewhere builds nothing again
+    if not source.exists():
+        write_atomically(source, SOURCE.read_text(encoding="utf-8"))
+    extension = cpp_extension.load(folder.name, [str(source)], extra_cflags=flags, build_directory=str(folder))
     torch.utils.rename_privateuse1_backend(NAME)
     extension.register_hooks()
     torch._register_device_module(NAME, _module(extension))
