@@ -24,8 +24,6 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-from pycil_wsc.files import write_atomically
-
 NAME = "sim"
 SOURCE = Path(__file__).parent / "device.cpp"
 FREE = 2**30  # bytes that the device says are free
@@ -122,7 +120,9 @@ def _extension():
     folder = Path(root, f"simulated_device_{digest}")
     source = folder / SOURCE.name  # of one copy, a checkout elsewhere builds nothing again
     if not source.exists():
-        write_atomically(source, SOURCE.read_text(encoding="utf-8"))
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(SOURCE, own := folder / f"{os.getpid()}")
+        os.replace(own, source)
     extension = cpp_extension.load(folder.name, [str(source)], extra_cflags=flags, build_directory=str(folder))
     torch.utils.rename_privateuse1_backend(NAME)
     extension.register_hooks()
