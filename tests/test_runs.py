@@ -583,6 +583,29 @@ def test_the_time_that_analyses_take_is_not_counted_as_training(settings, monkey
     assert (result["train_seconds"], result["total_seconds"]) == (0, 3 * 3 * 100)
 
 
+@pytest.mark.parametrize("least, saved", [(5, [8, 43]), (0, [4, 11, 18, 25, 32, 39, 46, 53, 60, 67, 74, 81])])
+def test_saving_takes_at_most_a_tenth_of_the_time(least, saved, settings, monkeypatch):
+    """An epoch takes four seconds and a checkpoint three: the next one is written after thirty, unless it is to be
+    written after each epoch. The task ends with another one.
+    """
+    clock, times = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now), []
+
+    def trained(records, *epoch):
+        clock.now += 4
+
+    def save(path, state):
+        times.append(clock.now)
+        clock.now += 3
+
+    monkeypatch.setattr("pycil_wsc.runs.run.time", clock)
+    monkeypatch.setattr("pycil_wsc.runs.journal.time", clock)
+    monkeypatch.setattr("pycil_wsc.studies.records.Records.epoch_ended", trained)
+    monkeypatch.setattr("pycil_wsc.runs.run.save_state", save)
+    keys = {"model_name": "finetune", "init_epoch": 12, "max_tasks": 1, "cache_first_task": False}
+    run_of(settings | {"checkpoint_seconds": least}, **keys).execute()
+    assert times[: len(saved)] == saved and len(times) == len(saved) + 1
+
+
 def test_the_commit_in_a_result_is_that_of_the_code_unless_it_is_given(settings, tmp_path, monkeypatch):
     config = resolve(settings | {"model_name": "finetune", "epochs": 1, "init_epoch": 1})
     monkeypatch.setenv("PYCIL_WSC_COMMIT", "the driver's")

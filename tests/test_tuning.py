@@ -125,6 +125,24 @@ def test_a_poisoned_test_set_tunes_the_same(settings, tmp_path):
     assert chosen[0] == chosen[1] and len(chosen[0][1]) == 2
 
 
+def test_the_held_out_part_is_taken_once_for_runs_that_share_it(settings, monkeypatch):
+    seen = []
+
+    def noted(dataset, share, seed, **options):
+        seen.append(seed)
+        return hold_out(dataset, share, seed, **options)
+
+    monkeypatch.setattr("pycil_wsc.data.configured.hold_out", noted)
+    data = Datasets()
+    found = [
+        data.of(resolve(settings | {"validation_split": 0.25, "lrate": rate, "seed": seed}))
+        for seed in (1, 2)
+        for rate in (0.1, 0.2, 0.3)
+    ]
+    assert seen == [1, 2] and found[0] is found[2] is not found[3]
+    assert len(data.of(resolve(settings | {"validation_split": 0.5, "seed": 2})).test) == 2 * len(found[3].test)
+
+
 def test_a_run_refuses_a_data_set_without_its_held_out_part(settings):
     config = resolve(settings | {"validation_split": 0.25})
     with pytest.raises(ValueError, match="held-out part"):
