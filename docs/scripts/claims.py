@@ -185,6 +185,21 @@ OWN_AND_EQUAL = tuple(  # each of the others in its own schedule, and at Replay'
 )
 
 
+def retaining(share: float, average: bool) -> str:
+    """The row of WSC that retains this share of the parameters."""
+    retain = "" if share == 0.2 else f" retain={share:g}"
+    return f"wsc{'' if average else ' average=False'}{retain}"
+
+
+RETAINED = tuple(  # each share, with averaging and without it, against all
+    tuple(
+        Claim(f"{100 * share:g}", [(retaining(share, average),)], [(retaining(1, average),)], THREE)
+        for average in (True, False)
+    )
+    for share in (0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+)
+
+
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 INTRODUCTION = """\
@@ -269,6 +284,11 @@ The difference from Replay with the same memory: in the method's own schedule, w
 operations in brackets, and in a schedule so short that it costs what Replay's does
 (`exps/night/equal_operations.json`). WSC costs what Replay does in its own schedule.
 """
+RETAIN_RATES = """\
+## Retain rates
+
+The difference from retaining all parameters, which resets none, with the same memory. WSC retains 20 %, and averages.
+"""
 RANKS = """\
 ## Ranks of the eight methods
 
@@ -294,6 +314,11 @@ def page(found: Sequence[Record]) -> str:
         markdown(
             ("method", *(f"{share} %, {name}" for share in THREE for name in ("own schedule", "equal operations"))),
             own_and_equal(table),
+        ),
+        RETAIN_RATES,
+        markdown(
+            ("retained, %", *(f"{share} %, {name}" for share in THREE for name in ("averaged", "not averaged"))),
+            [[pair[0].text, *(at(share, each, table) for share in THREE for each in pair)] for pair in RETAINED],
         ),
         RANKS,
         markdown(("memory, %", *map(str, SHARES)), correlations(table)),
@@ -348,13 +373,15 @@ def own_and_equal(table: pd.DataFrame) -> list[list[str]]:
     rows = []
     for own, equal in OWN_AND_EQUAL:
         cost = finding(replace(own, measure="cost", minus=[]), table).ours.mean()
-        own_gain, equal_gain, cells = finding(own, table).ours, finding(equal, table).ours, [own.text]
-        for share in THREE:
-            for claim, gain, suffix in ((own, own_gain, f" (×{cost[share]:.1f})"), (equal, equal_gain, "")):
-                seeds = gain[share].dropna()
-                cells.append(measured(claim, seeds) + suffix if len(seeds) > 1 else NOT_RUN)
-        rows.append(cells)
+        cells = [(f"{at(share, own, table)} (×{cost[share]:.1f})", at(share, equal, table)) for share in THREE]
+        rows.append([own.text, *(cell for pair in cells for cell in pair)])
     return rows
+
+
+def at(share: int, claim: Claim, table: pd.DataFrame) -> str:
+    """Our difference at one share of memory."""
+    seeds = finding(claim, table).ours[share].dropna()
+    return measured(claim, seeds) if len(seeds) > 1 else NOT_RUN
 
 
 def cautions(findings: Sequence[Finding], table: pd.DataFrame) -> str:
