@@ -140,6 +140,7 @@ def test_the_held_out_part_is_taken_once_for_runs_that_share_it(settings, monkey
         for rate in (0.1, 0.2, 0.3)
     ]
     assert seen == [1, 2] and found[0] is found[2] is not found[3]
+    assert data.of(resolve(settings | {"validation_split": 0.25, "seed": 2, "memory_per_class": 5})) is found[3]
     assert len(data.of(resolve(settings | {"validation_split": 0.5, "seed": 2})).test) == 2 * len(found[3].test)
 
 

@@ -64,14 +64,19 @@ def with_weights(dataset: Dataset, pretrained: bool | str) -> Dataset:
 
     A name that is no readable file changes nothing.
     """
-    if not isinstance(pretrained, str) or dataset.fingerprint is None:
-        return dataset
-    try:
-        status = os.stat(pretrained)
-        found = _hash(pretrained, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    except (OSError, ValueError):
+    found = hash_of_weights(pretrained)
+    if found is None or dataset.fingerprint is None:
         return dataset
     return replace(dataset, fingerprint=dataset.fingerprint | {WEIGHTS: found})
+
+
+def hash_of_weights(pretrained: bool | str) -> str | None:
+    """The first 16 hexadecimal digits of the hash of a file of weights; None if it is no readable file."""
+    try:
+        status = os.stat(pretrained) if isinstance(pretrained, str) else None
+        return status and _hash(str(pretrained), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    except (OSError, ValueError):
+        return None
 
 
 @functools.lru_cache(maxsize=8)

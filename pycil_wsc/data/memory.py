@@ -40,6 +40,10 @@ class ExemplarMemory:
         """The indices of all exemplars, sorted by class: int64 (n,)."""
         return np.concatenate([np.empty(0, np.int64), *(self.classes[c] for c in sorted(self.classes))])
 
+    def before(self, task: Task) -> np.ndarray:
+        """The exemplars of tasks before ``task``, of which some may have been chosen already: indices (n,)."""
+        return self.indices[~np.isin(self.indices, task.train_indices)]
+
     def quota(self, num_seen: int) -> int:
         return self.per_class if self.fixed else self.total // num_seen
 

@@ -3,7 +3,6 @@
 A phase may spend what is left of the task's budget, times its share of the planned images that are left.
 """
 
-import numpy as np
 import torch
 
 from pycil_wsc.data.features import FeatureSource
@@ -73,8 +72,7 @@ def _share(learner: Hooks, task: Task, number: int) -> float:
 
 def replay_operations(learner: Hooks, task: Task) -> float:
     """The operations of Replay in the planned epochs of ``task``, with the memory before it."""
-    old = np.setdiff1d(learner.memory.indices, task.train_indices)
-    images = len(task.train_indices) + len(old)
+    images = len(task.train_indices) + len(learner.memory.before(task))
     with learner.seeded("cost"):
         network = IncrementalNet(learner.new_backbone(pretrained=False))
         network.grow(task.num_seen)

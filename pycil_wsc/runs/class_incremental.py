@@ -9,7 +9,7 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.data.fingerprint import with_weights
-from pycil_wsc.data.options import AugmentationOptions, DataOptions
+from pycil_wsc.data.options import DataOptions, MemoryOptions
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.stream import joined
 from pycil_wsc.data.tasks import tasks_of
@@ -28,7 +28,7 @@ from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 from pycil_wsc.studies.records import unrecorded
 
-OF_THE_DATA = (*declared(DataOptions), *declared(AugmentationOptions), "data_root", "convnet_type", "seed")
+OF_THE_DATA = sorted(declared(DataOptions).keys() - declared(MemoryOptions) | {"convnet_type", "seed"})
 LATEST = 2  # data sets that are kept as configured: with validation_split, each has images of its own
 
 
@@ -39,7 +39,6 @@ class ClassIncremental(Kind[Config, Dataset]):
     def loader(self) -> Callable[[Config], Dataset]:
         load = functools.cache(load_dataset)
         read = functools.cache(read_source)
-
         prepared: dict[str, Dataset] = {}  # the latest
 
         def load_for(config: Config) -> Dataset:
@@ -47,8 +46,8 @@ class ClassIncremental(Kind[Config, Dataset]):
             if key not in prepared:
                 parts = [as_configured(read(name, config.data_root), config) for name in config.tasks]
                 data = joined(parts) if parts else as_configured(load(config.dataset, config.data_root), config)
-                for oldest in list(prepared)[: 1 - LATEST]:
-                    del prepared[oldest]
+                if len(prepared) == LATEST:
+                    del prepared[next(iter(prepared))]
                 prepared[key] = data
             return with_weights(prepared[key], config.pretrained)
 

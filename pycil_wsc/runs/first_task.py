@@ -20,9 +20,10 @@ from filelock import Timeout
 
 from pycil_wsc import registry
 from pycil_wsc.config.options import Config
+from pycil_wsc.data.fingerprint import hash_of_weights
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
-from pycil_wsc.engine.environment import CODE, code_elsewhere, digest
+from pycil_wsc.engine.environment import CODE, code_elsewhere
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.files import Json, locked
 from pycil_wsc.learners.base import BaseLearner
@@ -83,7 +84,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         "data": data,
         "images_per_class": config.images_per_class,  # which the fingerprint is without
         "info": repr(info),
-        "weights": digest([config.pretrained]) if isinstance(config.pretrained, str) else None,
+        "weights": hash_of_weights(config.pretrained),
         "device": device_name(learner.device),
         "processes": learner.processes.count,
         "threads": torch.get_num_threads() if learner.device.type == "cpu" else None,

@@ -48,12 +48,8 @@ class Drift(Observer):
     def lasting(self, weights: Weights) -> Weights:
         """Those of ``weights`` that a task takes over from the one before, as far as they existed."""
         modules = self.learner.network.named_modules()
-        anew = {f"{path}.{part}".lstrip(".") for path, each in modules for part in getattr(each, "made_anew", ())}
-        return {
-            name: weight
-            for name, weight in weights.items()
-            if not any(f"{name}.".startswith(f"{part}.") for part in anew)
-        }
+        anew = tuple(f"{path}.{part}.".lstrip(".") for path, each in modules for part in getattr(each, "made_anew", ()))
+        return {name: weight for name, weight in weights.items() if not f"{name}.".startswith(anew)}
 
 
 def between(weights: Weights, previous: Weights) -> dict[str, object]:

@@ -90,14 +90,9 @@ class Observer:
         indices = self.learner.training_indices(task)
         return indices[np.linspace(0, len(indices) - 1, min(number, len(indices))).astype(int)]
 
-    def past(self, task: Task) -> np.ndarray:
-        """The exemplars of earlier tasks: indices (n,). A method may choose those of a task before it trains."""
-        exemplars = self.learner.memory.indices
-        return exemplars[~np.isin(exemplars, task.train_indices)]
-
     def share_of_new(self, task: Task) -> float:
         """The paper's lambda: the share of new samples in the task's training data."""
-        past, ratio = len(self.past(task)), self.learner.config.replay_ratio
+        past, ratio = len(self.learner.memory.before(task)), self.learner.config.replay_ratio
         return ratio if past and ratio is not None else len(task.train_indices) / (len(task.train_indices) + past)
 
     def summed_loss(self, images: Tensor, targets: Tensor) -> Tensor:
