@@ -29,10 +29,10 @@ class BiC(WA):
     """Bias correction (Wu et al., 2019): a second phase learns a scale and a shift for the newest task's logits.
 
     The first phase uses WA's loss on corrected logits; the second trains on held-out samples. The option ``validation``
-    sets how many samples of each class are held out: ``pycil`` is split_ratio x memory_size / old classes, whatever the
-    memory; ``per_class`` is split_ratio x memory_per_class, or x the samples of the largest old class if these are
-    fewer. The number is at most the samples of the smallest old class and half of those of the smallest new class; if
-    it is 0, there is no second phase.
+    sets how many samples of each class are held out, rounded down: ``pycil`` is split_ratio x memory_size / old
+    classes, whatever the memory; ``per_class`` is split_ratio x memory_per_class, or x the samples of the largest old
+    class if these are fewer, and at least 1 of 2 samples or more. The number is at most the samples of the smallest
+    old class and half of those of the smallest new class; if it is 0, there is no second phase.
     """
 
     @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class BiC(WA):
         validation: str = key(
             "pycil",
             "the number that `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or "
-            "`memory_per_class` (`per_class`)",
+            "`memory_per_class` (`per_class`, which holds out at least 1 of 2 samples or more)",
             choices=("pycil", "per_class"),
             decides="later tasks",
         )
@@ -86,8 +86,11 @@ class BiC(WA):
         targets = self.manager.train_targets[indices]
         counts = np.bincount(targets, minlength=task.num_seen)
         kept = min(c.memory_per_class, counts[: task.num_old].max())
-        share = c.memory_size / task.num_old if options.validation == "pycil" else kept
-        number = min(int(options.split_ratio * share), counts[: task.num_old].min(), counts[task.num_old :].min() // 2)
+        if options.validation == "pycil":
+            number = int(options.split_ratio * c.memory_size / task.num_old)
+        else:
+            number = max(int(options.split_ratio * kept), min(1, kept // 2))
+        number = min(number, counts[: task.num_old].min(), counts[task.num_old :].min() // 2)
         rng = np.random.default_rng(seeding.derived_seed(c.seed, "validation", task.index))
         return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])
 
