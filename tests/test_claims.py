@@ -1,4 +1,4 @@
-"""docs/claims.md: verdicts on made-up runs of which the truth is known, and the page of the committed runs."""
+"""docs/claims.md and claims_in_detail.md: verdicts on made-up runs of which the truth is known, and the pages."""
 
 import functools
 import importlib
@@ -27,6 +27,7 @@ NIGHT, PAPER_PAGE = ROOT / "exps" / "night", ROOT / "docs" / "paper.md"
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sys, "path", [str(ROOT / "docs" / "scripts"), *sys.path])
     claims = importlib.import_module("claims")
+    details = importlib.import_module("claims_in_detail")
     findings = importlib.import_module("claim_findings")
     claims_figure = importlib.import_module("claims_figure")
 recorded = functools.cache(lambda: findings.recorded(findings.RUNS))  # the committed runs
@@ -89,7 +90,7 @@ def test_a_seed_counts_once_all_its_runs_are_there():
     assert found.ours[4].count() == 5, "the table of sizes uses all"
     values["a"][40][1:] = [None] * 4
     found = findings.finding(A_OVER_B, table(values))
-    assert claims.summary(found)[3:] == ("", "not run yet (16 of 20 runs)")
+    assert claims.summary(found)[3:] == ("", "", "not run yet (16 of 20 runs)")
 
 
 def test_groups_stand_for_their_mean_or_for_their_best_at_each_size():
@@ -126,9 +127,10 @@ def test_cost_is_in_multiples_of_replays_of_the_same_seed_and_memory():
         ("WSC is ahead of averaging", {4: 52.00 - 50.23, 100: 78.25 - 77.92}),
         ("Reset alone", {4: 48.73 - 48.92}),
         ("Averaging alone", {4: 50.23 - 48.92}),
-        ("The product of moments", {40: 73.57 - (73.49 + 73.63) / 2}),
-        ("The product ranks better", {4: 52.00 - (50.10 + 47.29) / 2}),
+        ("The product of moments ranks as well", {40: 73.57 - (73.49 + 73.63) / 2}),
+        ("The product of moments ranks better", {4: 52.00 - (50.10 + 47.29) / 2}),
         ("Drift", {4: 51.93 - 52.00, 100: 77.90 - 78.25}),
+        ("Blending is ahead of the best", {4: 52.00 - 50.93, 40: 73.57 - 71.85, 100: 78.25 - 76.52}),
         ("Blending is ahead of reverting", {4: 52.00 - 50.93}),
         ("Blending is ahead of continual backprop", {100: 78.25 - 76.52}),
         ("One reset", {4: 52.00 - 53.36}),
@@ -225,9 +227,11 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
         for task in range(10)
     ]
     found = record(analyses=analyses)
+    found.data["train_accuracy"] = [[10.0, 20.0 + task] for task in range(10)]
     line = findings.table_of([found]).iloc[0]
     assert (line["cosine"], line["gradient"], line["drift"]) == pytest.approx((0.5, 10, 5))
-    assert line["loss"] == pytest.approx(np.mean([losses[-1] for losses in found.data["train_loss"][1:]]))
+    for measure, curves in (("loss", "train_loss"), ("trained", "train_accuracy")):
+        assert line[measure] == pytest.approx(np.mean([values[-1] for values in found.data[curves][1:]]))
     assert (line["first"], line["later"]) == pytest.approx((found.curve[0], np.mean(found.curve[1:])))
     assert [line[name] for name in ("average", "newest", "forgetting", "flops")] == [
         found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
@@ -249,9 +253,11 @@ def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
     kinds = [verdict.partition(" (")[0] for verdict in verdicts]
     assert kinds == sorted(kinds, key=findings.VERDICTS.index) and len(kinds) == len(claims.CLAIMS)
     assert (
-        "| Replay is ahead of expansion with a large memory | 80, 100 | -0.02 | -10.00 ± 0.00 | the opposite |" in text
+        "| Replay is ahead of expansion with a large memory | 80, 100 | -0.02 | -10.00 ± 0.00 | 0.00 | the opposite |"
+        in text
     )
-    assert "| Replay is ahead of distillation with a large memory | 80, 100 | +2.21 | +9.93 ± 0.07 | seen |" in text
+    row = "| Replay is ahead of distillation with a large memory | 80, 100 | +2.21 | +9.93 ± 0.07 | 0.09 | seen |"
+    assert row in text
     assert kinds[-1] == "not run yet"
 
 
@@ -260,17 +266,58 @@ def test_without_runs_every_claim_is_not_run_yet(tmp_path):
     assert text.count("not run yet (0 of ") == len(claims.CLAIMS)
 
 
-def test_the_page_is_that_of_the_recorded_runs():
-    text = claims.page(recorded())
-    assert claims.PAGE.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
+def test_the_pages_are_those_of_the_recorded_runs():
+    for page, text in (
+        (claims.PAGE, claims.page(recorded())),
+        (details.PAGE, details.page(recorded(), claims.CLAIMS)),
+    ):
+        assert page.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
 
 
-def test_how_often_a_difference_as_large_as_the_half_width_would_be_told_from_0():
-    """As the page says of five seeds: by the noncentral t distribution."""
-    reach = stats.t.isf(0.025, 4)
-    powers = [stats.nct.sf(reach, 4, times * reach) for times in (1, 1.35)]
-    assert 0.5 < powers[0] < 0.6 and powers[1] == pytest.approx(0.8, abs=0.015)
-    assert "in little more than half of all repetitions, and one 1.35 times as large in four of five" in claims.READING
+def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
+    note = (ROOT / "results" / "night" / "README.md").read_text(encoding="utf-8")
+    replay = findings.by_seed(findings.table_of(recorded()), "average")
+    span = (replay["replay@100"] - replay["replay@4"]).mean()
+    assert f"{span:.1f} in the runs, with five" in note
+    found = [each for each in recorded() if not each.config.get("operations_like")]
+    hours = sum(each.data["total_seconds"] for each in found) / 3600
+    main = [each for each in found if findings.row_name(each) in findings.EIGHT and each.memory]
+    hours_of_main = sum(each.data["total_seconds"] for each in main) / 3600
+    assert len(main) == 320 and f"[{hours / 2:.1f} hours](" in note
+    assert f"`exps/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
+
+
+def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
+    draws = np.random.default_rng(0)
+    for seeds in (2, 3, 5):
+        half_width = stats.t.isf(0.025, seeds - 1) / seeds**0.5  # of a sample with a standard deviation of 1
+        repetitions = draws.normal(findings.detectable(seeds) * half_width, 1, (100_000, seeds))
+        detected = ttest_1samp(repetitions, 0, axis=1).confidence_interval(0.95).low > 0
+        assert detected.mean() == pytest.approx(0.8, abs=0.01)
+    found = findings.finding(replace(A_OVER_B, shares=(4,)), table(shifted([1, 2, 3, 2, 2])))
+    half = np.diff(ttest_1samp([1, 2, 3, 2, 2], 0).confidence_interval(0.95))[0] / 2
+    assert claims.summary(found)[4] == f"{1.355 * half:.2f}"
+
+
+def test_the_detailed_page_has_the_accuracies_of_other_settings():
+    """Finetune without memory alone, and ahead of all others there, as the page says."""
+    runs = []
+    for seed in range(5):
+        for method, memory, exemplars, average in (
+            ("finetune", 0, "herding", 20.0),
+            ("replay", 0, "herding", 10.0),
+            ("replay", 10, "reservoir", 30.0),
+        ):
+            data = record(method, memory, seed=seed, exemplars=exemplars).data
+            runs.append(Record.of(data | {"avg_acc": average + seed}))
+    rows = {row[0]: row[1:] for row in details.in_other_settings(findings.table_of(runs))}
+    half = stats.t.isf(0.025, 4) * np.std(range(5), ddof=1) / 5**0.5
+    assert rows["Finetune"] == [f"22.00 ± {half:.2f}", *[""] * 6]
+    assert rows["Replay"][0] == f"12.00 ± {half:.2f}" and rows["Replay"][5] == f"32.00 ± {half:.2f}"
+    assert rows["Replay"][1:5] == ["not run yet"] * 4
+    recorded_rows = details.in_other_settings(findings.table_of(recorded()))
+    means = [float(row[1].split()[0]) for row in recorded_rows]
+    assert len(means) == 9 and max(means) == means[0]
 
 
 def test_a_limit_half_as_wide_changes_the_verdict_about_drift_alone():
@@ -281,7 +328,7 @@ def test_a_limit_half_as_wide_changes_the_verdict_about_drift_alone():
         if claim.accepts == claims.NO_WORSE:
             strict = findings.finding(replace(claim, accepts=(-0.5, inf)), runs)
             changed += [claim.text] if strict.verdict != findings.finding(claim, runs).verdict else []
-    assert changed == ["Drift ranks as well as the product"]
+    assert changed == ["Drift ranks as well as the product of moments"]
     (alone,) = (claim for claim in claims.CLAIMS if claim.text == "WSC is ahead of averaging alone")
     assert findings.finding(alone, runs).verdict == "not seen"
 

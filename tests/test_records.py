@@ -615,7 +615,7 @@ def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_option
     assert "With 4 % of the images BiC had {} % in them, and FOSTER {};".format(*old) in page
     assert "with the options scaled they have {} and {}, and Replay has {}.".format(*new, *replay) in page
     lower = [np.mean(averages["runs", name]) - np.mean(averages["unscaled", name]) for name in ("bic", "foster")]
-    claims = " ".join((ROOT / "docs/claims.md").read_text().split())
+    claims = " ".join((ROOT / "docs/claims_in_detail.md").read_text().split())
     assert "BiC and FOSTER had been {:.1f} and {:.1f} points lower".format(*lower) in claims
     ratios = [
         old / new
@@ -807,7 +807,7 @@ def test_without_its_alignment_wa_has_the_accuracies_of_the_page():
             places = [(memory, seed) for seed in range(1993, 1998)]
             gains.append(interval([np.mean(found[place]) - recorded[place] for place in places]))
     of_wa, over_wa, of_replay, over_replay = (gain.strip("*").removeprefix("+") for gain in gains)
-    page = " ".join((ROOT / "docs/claims.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs/claims_in_detail.md").read_text(encoding="utf-8").split())
     assert f"its average accuracy is higher by {over_wa} points, and {over_replay} above Replay's" in page
     assert f"WA is higher by {of_wa} points, and {of_replay} above Replay." in page
     few, all_images = (f"{np.mean(told[memory]):.2f} times" for memory in (1, 25))

@@ -1,5 +1,6 @@
 """What the runs of exps/night say about a claim of the paper: a table of runs, paired differences, their intervals."""
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import kendalltau, ttest_1samp
+from scipy.optimize import brentq
+from scipy.stats import kendalltau, nct, ttest_1samp
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -26,7 +28,10 @@ from pycil_wsc.results.packed import lines  # noqa: E402
 RUNS = ROOT / "results" / "night" / "runs.jsonl.xz"
 SEEDS = 5
 SHARES = (4, 8, 16, 20, 40, 60, 80, 100)  # of a class's images that the memory keeps, in percent
+THREE = (4, 40, 100)  # those of the studies of WSC
 DISTILLING, EXPANDING = ("icarl", "bic", "wa"), ("der", "foster", "memo")
+OTHERS = (*DISTILLING, *EXPANDING)
+EIGHT = ("replay", "wsc", *OTHERS)
 Group = Sequence[str]  # rows whose mean, or whose best, counts
 
 
@@ -42,6 +47,7 @@ class Claim:
         measure: the column of the table of runs.
         study: the paper's table; its main table has what this one lacks.
         stated: the paper's number, of claims without a table.
+        added: it was added to the list when some of its runs had been seen.
     """
 
     text: str
@@ -54,6 +60,7 @@ class Claim:
     measure: str = "average"
     study: str = "accuracy"
     stated: str = "figure"
+    added: bool = False
 
     def pairs(self) -> list[tuple[int, int]]:
         """The shares of memory of ``plus`` and of ``minus`` that are compared."""
@@ -68,6 +75,11 @@ class Claim:
             for group in self.minus:
                 found += cells(group, theirs)
         return list(dict.fromkeys(found))
+
+
+def in_setting(rows: Group, setting: str) -> Group:
+    """The rows of the same methods in another setting."""
+    return tuple(f"{row} {setting}" for row in rows)
 
 
 def cells(rows: Iterable[str], share: int) -> list[str]:
@@ -91,7 +103,7 @@ def table_of(found: Sequence[Record]) -> pd.DataFrame:
     for record in found:
         share = round(100 * record.memory / record.config["images_per_class"])
         table.append({"row": row_name(record), "share": share, "seed": record.seed, **measures(record)})
-    return pd.DataFrame(table, columns=["row", "share", "seed", *MEASURES])
+    return pd.DataFrame(table, columns=["row", "share", "seed", *MEASURES, *OF_LATER_TASKS])
 
 
 def row_name(record: Record) -> str:
@@ -111,21 +123,25 @@ def row_name(record: Record) -> str:
     return " ".join(parts)
 
 
-MEASURES = ("average", "first", "later", "newest", "forgetting", "flops", "loss", "cosine", "gradient", "drift")
+MEASURES = ("average", "first", "later", "newest", "forgetting", "flops")
+OF_LATER_TASKS = ("loss", "trained", "cosine", "gradient", "drift")
 
 
 def measures(record: Record) -> dict[str, float]:
-    """The ``MEASURES`` of a run: ``first`` and ``later`` are the accuracy after the first task, and its mean after the
-    others. Those from ``loss`` on are means over all tasks but the first.
+    """The measures of a run: ``first`` and ``later`` are the accuracy after the first task, and its mean after the
+    others. Those ``OF_LATER_TASKS`` are means over all tasks but the first; ``loss`` and ``trained`` are the training
+    loss and accuracy of a task's last epoch.
     """
     data = record.data
     losses = [curve[-1] for curve in (data.get("train_loss") or [])[1:] if curve]
+    trained = [curve[-1] for curve in (data.get("train_accuracy") or [])[1:] if curve]
     cosines = [line["cosine"] for line in alignment(record)]
     norms = [line["norm"] for line in alignment(record)]
     drifts = [line["norm"] for line in drift(record)]
-    first, *later = record.curve
-    values = (data["avg_acc"], first, _mean(later), data["new_acc"], data["forgetting"], data["train_flops"])
-    return dict(zip(MEASURES, (*values, *map(_mean, (losses, cosines, norms, drifts))), strict=True))
+    first, *others = record.curve
+    values = (data["avg_acc"], first, _mean(others), data["new_acc"], data["forgetting"], data["train_flops"])
+    later = map(_mean, (losses, trained, cosines, norms, drifts))
+    return dict(zip((*MEASURES, *OF_LATER_TASKS), (*values, *later), strict=True))
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -204,6 +220,13 @@ def interval(seeds: pd.Series) -> tuple[float, float]:
     return float(seeds.mean()), float(reach(len(seeds) - 1) * seeds.sem())
 
 
+@functools.cache
+def detectable(count: int) -> float:
+    """The true difference that a test of ``count`` pairs at 5 % detects with a probability of 0.8, in half-widths."""
+    limit = reach(count - 1)
+    return float(brentq(lambda difference: nct.sf(limit, count - 1, difference * limit) - 0.8, 0.5, 3))
+
+
 def differences(claim: Claim, wide: pd.DataFrame) -> pd.DataFrame:
     """The claim's difference at each share of memory (columns), for each seed (index); NaN where a run is missing."""
     found = {}
@@ -248,7 +271,7 @@ def by_chance(findings: Sequence[Finding]) -> tuple[int, list[str]] | None:
 
 def first_tasks_apart(table: pd.DataFrame) -> float:
     """The largest difference in accuracy after the first task between runs of a seed that train it in the same way."""
-    same = table.loc[~table["row"].str.contains("^joint|^bic|tasks=|equal operations")]
+    same = table.loc[~table["row"].str.contains("^joint|^bic|^foster|tasks=|equal operations")]
     firsts = same.groupby("seed")["first"]
     return float((firsts.max() - firsts.min()).max()) if len(same) else 0.0
 

@@ -11,7 +11,7 @@ import matplotlib
 
 RECORDS = Path(__file__).parent.parent.parent / "results" / "cifar100_short_all"
 NAMES = {"replay": "Replay", "icarl": "iCaRL", "bic": "BiC", "wa": "WA", "der": "DER", "foster": "FOSTER"}
-NAMES |= {"memo": "MEMO", "joint": "Retraining", "wsc": "WSC"}
+NAMES |= {"finetune": "Finetune", "memo": "MEMO", "joint": "Retraining", "wsc": "WSC"}
 TRIALS = RECORDS.parent / "short_tasks" / "digits_test.csv"
 SCHEDULE = RECORDS.parent / "cifar100_paper_schedule"
 PAPER = Path(__file__).parent.parent.parent / "pycil_wsc" / "report" / "paper.json"
