@@ -202,8 +202,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             names = [name_of(label) for label in labels.tolist()]
             if place.keys() != set(names):
                 raise UserError(
-                    "learner_: has learned or gone back by itself, so that its classes are not those of classes_; save "
-                    "it, and load the classifier from there"
+                    "learner_: was trained or rolled back directly, so its classes differ from classes_; save the "
+                    "classifier, and load it again"
                 )
         return learned[:, [place[name] for name in names]], labels
 
@@ -280,7 +280,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """The images in a form that the learner takes."""
         if form_of(X) == "files":
             if wrong := [place for place, name in enumerate(X) if not isinstance(name, (str, os.PathLike))]:
-                raise UserError(f"X: row {wrong[0]} is no file name, as the first one is; leave it out")
+                raise UserError(f"X: row {wrong[0]} is not a file name, unlike row 0; leave it out")
             return [os.fspath(name) for name in X]
         if form_of(X) == "images":
             return in_colour(np.asarray(X))

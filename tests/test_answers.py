@@ -277,7 +277,7 @@ def test_each_answers_a_folder_by_the_names_of_its_files(of_files):
         ("otherwise: 'cat' is a learned class", lambda learner: learner.predict([], threshold=0.5, otherwise="cat")),
         ("k: 0 is not a whole number from 1 to the 2 learned classes", lambda learner: learner.top([], 0)),
         ("k: 3 is not a whole number", lambda learner: learner.top([], 3)),
-        ("'nowhere' is no folder; give uint8 (B, 16, 16, 3), a folder", lambda learner: learner.predict("nowhere")),
+        ("'nowhere' is not a folder; give uint8 (B, 16, 16, 3), a folder", lambda learner: learner.predict("nowhere")),
         (f"{__file__!r} is one file; give a list of files: [", lambda learner: learner.predict(__file__)),
         ("otherwise: 3 is not a name", lambda learner: learner.predict([], threshold=0.5, otherwise=3)),
         ("images: a int; give uint8 (B, 16, 16, 3), a folder", lambda learner: learner.predict(3)),

@@ -287,7 +287,7 @@ def test_a_dry_run_says_what_decides_and_not_the_images_of_the_schedule(settings
         images.append((line.split("  ")[1], sum_))
     assert images[0] == (
         "3 tasks of 90 s of training each",
-        "1 run, 0 training images to go, and 1 run whose budgets decide",
+        "1 run, 0 training images to go, and 1 run limited by a budget",
     )
     assert images[1][0] == "the operations of replay in its schedule"
     planned = run(settings, model_name="sam", budget=budgets[2]).plan

@@ -166,7 +166,7 @@ def test_the_licence_is_left_to_the_owner_and_stays(exported, folder):
 @pytest.mark.parametrize("name, text", [("README.md", "# Years of work\n"), ("config.json", '{"mine": 1}')])
 def test_files_that_are_not_of_an_export_are_not_replaced(name, text, exported, tmp_path):
     (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=f"{name}: is not of an export, which would replace it; move it, or choose"):
+    with pytest.raises(UserError, match=f"{name}: was not written by an export; move it, or choose"):
         exported[0].export(tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == [text]
 
@@ -267,9 +267,9 @@ def test_evaluations_that_do_not_fit_are_one_line(evaluations, line, exported, t
 
 
 def test_evaluations_are_of_folders_and_versions_of_operators_of_onnx(exported, tmp_path):
-    with pytest.raises(UserError, match=r"^evaluations: belong to the card of a folder, and model.onnx is none; leave"):
+    with pytest.raises(UserError, match=r"^evaluations: apply to folders only, and model.onnx is a file; leave"):
         exported[0].export(tmp_path / "model.onnx", evaluations=[None] * 3)
-    with pytest.raises(UserError, match=r"^opset: is of ONNX files, and exported is a folder; leave it out"):
+    with pytest.raises(UserError, match=r"^opset: applies to ONNX files only, and exported is a folder; leave it out"):
         exported[0].export(tmp_path / "exported", opset=18)
 
 

@@ -144,5 +144,5 @@ def months_of(settings):
 def test_a_regularisation_that_is_too_small_is_refused_in_one_line(tmp_path):
     run = run_of(tmp_path, sinkhorn=1e-5)
     run.learner.learn(run.manager.tasks[0], SILENT)
-    with pytest.raises(UserError, match="sinkhorn: nothing is transported at this value; raise it"):
+    with pytest.raises(UserError, match="sinkhorn: the transport plan underflows to 0 at this value; use a larger one"):
         run.learner.learn(run.manager.tasks[1], SILENT)

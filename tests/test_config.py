@@ -351,7 +351,7 @@ def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
 )
 def test_several_values_of_a_key_that_makes_no_run_are_refused(keys, tmp_path):
     """Otherwise one of them would be taken without a word."""
-    with pytest.raises(UserError, match="for one run, .*; other values of this key do not make another run"):
+    with pytest.raises(UserError, match="for one run, .*; this key does not distinguish runs, so give a single value"):
         load(write(tmp_path, keys))
 
 

@@ -105,7 +105,7 @@ def test_a_loss_that_returns_something_else_is_told_what_to_return(loss, found, 
             return loss(batch)
 
     run = run_of(settings, model_name=registered(Wrong), batch_size=16)
-    with pytest.raises(UnusableRun, match=rf"'train': a loss returns \(scalar loss, logits .*, this one {found}"):
+    with pytest.raises(UnusableRun, match=rf"'train': a loss returns \(scalar loss, logits .*, not {found}"):
         run.learner.learn(run.manager.tasks[0], SILENT)
 
 

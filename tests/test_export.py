@@ -159,7 +159,7 @@ def test_a_pre_trained_backbone_is_exported(months, tmp_path, onnxruntime):
     "name, keys, line",
     [
         ("model.h5", {}, "model.h5: the name decides the form; give NAME.onnx, NAME.pt2 or the name of a folder"),
-        ("model.pt2", {"opset": 18}, "^opset: is of ONNX files, and model.pt2 is none; leave it out"),
+        ("model.pt2", {"opset": 18}, "^opset: applies to ONNX files only, and model.pt2 is not one; leave it out"),
         ("file/model.pt2", {}, r"file/model.pt2: cannot be written \((File exists|Not a directory)\); free space"),
         ("a\0b.pt2", {}, r"has a zero byte"),
         (3, {}, "^path: 3 is not the name of a folder"),

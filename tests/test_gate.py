@@ -509,9 +509,9 @@ def test_an_image_for_the_gate_that_cannot_be_read_is_refused_before_anything_is
     "message, ask",
     [
         ("accept: is a float; give pycil_wsc.Accept(max_drop=0.02)", lambda learner: learner.learn([], accept=0.02)),
-        ("accept: max_drop is 2, not a share from 0 to below 1", lambda learner: pycil_wsc.Accept(max_drop=2)),
-        ("accept: confidence is 0.1, not a share", lambda learner: pycil_wsc.Accept(confidence=0.1)),
-        ("accept: min_new is 'x', not a share", lambda learner: pycil_wsc.Accept(min_new="x")),
+        ("accept: max_drop is 2; give a number from 0 to less than 1", lambda learner: pycil_wsc.Accept(max_drop=2)),
+        ("accept: confidence is 0.1; give a number from 0.5", lambda learner: pycil_wsc.Accept(confidence=0.1)),
+        ("accept: min_new is 'x'; give a number", lambda learner: pycil_wsc.Accept(min_new="x")),
         ("accept: strict is 'no', not True or False", lambda learner: pycil_wsc.Accept(strict="no")),
         ("on_progress: 3 cannot be called; give a function", lambda learner: Learner(on_progress=3)),
         ("level: 5 is not a probability from 0 to 1", lambda learner: learner.check(([], []), level=5)),

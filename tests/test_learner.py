@@ -626,8 +626,8 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
 @pytest.mark.parametrize(
     "keys, line",
     [
-        ({"memory_size": 5}, "memory_size: has no effect with fixed_memory true; memory_per_class counts, which is 4"),
-        ({"fixed_memory": False}, "memory_per_class: has no effect with fixed_memory false; memory_size counts"),
+        ({"memory_size": 5}, "memory_size: has no effect with fixed_memory true; memory_per_class (4) is used instead"),
+        ({"fixed_memory": False}, "memory_per_class: has no effect with fixed_memory false; memory_size (2000) is used"),
         ({"memory_bytes": 2000}, None),
         ({"memory_per_class": 9}, None),
         ({"memory_per_class": 11}, "memory_per_class: 11 is more than any class has images (at most 10); all images"),

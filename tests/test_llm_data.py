@@ -72,7 +72,7 @@ def load_task_train(root):
         ([*rows(1), {"prompt": "p", "answer": " \n"}], "row 2 (counted from 1), 'answer': empty"),
         ([{"prompt": "p", "answer": 3}], "row 1 (counted from 1): no text 'answer'"),
         ([{"prompt": None, "answer": "a"}], "row 1 (counted from 1): no text 'prompt'"),
-        ([{"prompt": "\ud800", "answer": "a"}], "half a surrogate pair"),
+        ([{"prompt": "\ud800", "answer": "a"}], "has a lone surrogate"),
         ([["p", "a"]], "row 1 (counted from 1): not an object"),
         ({"prompt": "p", "answer": "a"}, "not a list of rows"),
         ([], "not a list of rows"),

@@ -215,7 +215,7 @@ BAD_IMAGES = {
     "uint8 of shape (8, 8, 3)": np.zeros((8, 8, 3), np.uint8),
     "uint8 of shape (2, 3, 8, 8)": np.zeros((2, 3, 8, 8), np.uint8),
     "a.png: No such file or directory": ["a.png"],
-    "images: 'a.png' is no folder; give uint8 (B, 8, 8, 3), a folder, or": "a.png",
+    "images: 'a.png' is not a folder; give uint8 (B, 8, 8, 3), a folder, or": "a.png",
 }
 
 

@@ -272,7 +272,7 @@ REFUSED = {
     "^value_range: .'a', 1. is not .black": lambda: small(value_range=("a", 1)).fit(np.eye(4), [0, 1, 0, 1]),
     "^image_shape: 88 is not .side, side. or": lambda: small(image_shape="88").fit(np.eye(64), np.arange(64) % 2),
     "^image_shape: .8.0, 8. is not .side": lambda: small(image_shape=(8.0, 8)).fit(np.eye(64), np.arange(64) % 2),
-    "^X: row 1 is no file name, as the first one is; leave it out": lambda: small().fit(["a.png", None], [0, 1]),
+    "^X: row 1 is not a file name, unlike row 0; leave it out": lambda: small().fit(["a.png", None], [0, 1]),
     "^classes: 0 is in y, but not in classes": lambda: small().partial_fit(IMAGES, [0, 3, 0, 3], classes=3),
 }
 
@@ -344,7 +344,7 @@ def test_a_learner_that_goes_back_by_itself_is_one_line_until_it_is_loaded_again
         classifier.partial_fit(images, names)
         classifier.save(tmp_path)
     classifier.learner_.rollback()
-    with pytest.raises(ValueError, match="^learner_: has learned or gone back by itself, .* load the classifier"):
+    with pytest.raises(ValueError, match="^learner_: was trained or rolled back directly, .* save the classifier, and load it again"):
         classifier.predict(images)
     assert ContinualClassifier.load(tmp_path).classes_.tolist() == ["ant", "cat"]
 

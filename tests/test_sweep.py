@@ -276,7 +276,7 @@ def test_a_value_that_only_training_can_refuse_costs_its_run_alone(workers, sett
     assert main(["--config", write(tmp_path, settings), *workers]) == 1
     captured = capsys.readouterr()
     (failed,) = Path(settings["out"]).rglob("failed.json")
-    reason = "sinkhorn: nothing is transported at this value; raise it"
+    reason = "sinkhorn: the transport plan underflows to 0 at this value; use a larger one"
     assert captured.err == f"failed: {failed.parent}: {reason}\n"
     assert "done 1/2, running 0, waiting 0, failed 1" in captured.out and len(results(settings)) == 1
     assert json.loads(failed.read_text())["reason"] == reason

@@ -22,10 +22,10 @@ class Evaluation(Tested):
 
 
 class Answering:
-    """Answers questions by a state that its subclass replaces, whole, when it learns or loads another one.
+    """Predicts with a snapshot, :attr:`answers`, which the subclass replaces as a whole when it learns or loads.
 
-    Any number of threads may ask meanwhile. Every question takes :attr:`answers` once, so that it is answered by one
-    state.
+    Each method reads the snapshot once, so its result belongs to a single state. Any number of threads may call these
+    methods, also during an update.
     """
 
     def __init__(self, config: Config) -> None:
@@ -34,7 +34,7 @@ class Answering:
 
     @property
     def answers(self) -> Answers:
-        """What answers now. It stays as it is when the learner goes on: for several answers by one state."""
+        """The current predictor. Later tasks do not change it: use it for several predictions with the same state."""
         if self._answers is None:
             raise UserError("nothing has been learned yet; call learn first")
         return self._answers
@@ -67,8 +67,8 @@ class Answering:
             images: a list or generator of file names, PIL images or uint8 arrays (H, W, 3) of any size; a folder; or
                 uint8 (B, side, side, 3), or (B, side, side) if greyscale, of the training images' side. They are read
                 batch by batch.
-            threshold: answer ``otherwise`` if the probability is lower.
-            otherwise: the name of the answer "none of these"; not that of a class.
+            threshold: predict ``otherwise`` if the probability of the most likely class, 0 to 1, is lower; None: never.
+            otherwise: the name to predict then; must not be the name of a class.
 
         Raises:
             UserError: if an image cannot be read; names it. :meth:`each` goes on with the next one.

@@ -19,10 +19,11 @@ UNKNOWN = "unknown"
 
 
 class Answer(NamedTuple):
-    """The answer about one image.
+    """The prediction for one image.
 
-    ``image``: its file's name, or its number. ``name``: its class, or None if it cannot be read; ``problem`` then says
-    why. ``probability``: that of its most likely class.
+    ``image``: its file name, or its position, counted from 0. ``name``: the most likely class, ``otherwise`` if its
+    probability is below ``threshold``, or None if the image cannot be read; ``problem`` then says why.
+    ``probability``: of the most likely class, 0 to 1.
     """
 
     image: Key
@@ -48,15 +49,15 @@ def numbers_of(labels: np.ndarray, names: Sequence[str], classes: Sequence[str])
 
 
 class Answers:
-    """Answers by one state of a learner, which does not change: a later task makes another object.
+    """Predicts with one state of a learner. It never changes: after another task, the learner has a new object.
 
-    Any number of threads may ask at the same time. Images are read and classified in batches; of a batch, only the
-    answers are kept.
+    Any number of threads may use it at the same time. Images are read and classified batch by batch, and only the
+    predictions are kept.
 
     Args:
         classifier: the network and its transform.
         classes: the name of each column of its logits.
-        temperature: by which logits are divided before they become probabilities.
+        temperature: the number by which logits are divided before the softmax.
         version: the number of the saved version; None if it is not saved.
     """
 
@@ -118,7 +119,7 @@ class Answers:
         return np.concatenate(found), np.concatenate(values)
 
     def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
-        """The :class:`Answer` about each image, once its batch is classified. One that cannot be read stops nothing."""
+        """Yield an :class:`Answer` for each image, batch by batch. An image that cannot be read raises no error."""
         self._check(threshold, otherwise)
         return self._each(images, threshold, otherwise)
 
@@ -167,4 +168,4 @@ class Answers:
         if not isinstance(otherwise, str):
             raise UserError(f"otherwise: {otherwise!r} is not a name; give a string")
         if otherwise in self.classes:
-            raise UserError(f"otherwise: '{otherwise}' is a learned class; give a name that is none")
+            raise UserError(f"otherwise: '{otherwise}' is a learned class; give another name")

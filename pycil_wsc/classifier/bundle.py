@@ -7,7 +7,7 @@
 ``MLmodel``            what MLflow reads: its flavour ``python_function``
 =====================  =============================================================================================
 
-No image, no path and no state of the training is in it, but for the sums by class of NCM and FeCAM. Nothing in it is
+It contains no image, no path and no training state, except for the per-class sums of NCM and FeCAM. No code in it is
 executed when it is loaded.
 """
 
@@ -111,7 +111,7 @@ def _refuse_files_of_others(folder: Path) -> None:
     for name, ours in ((CONFIG, '"library": "pycil_wsc"'), (CARD, "library_name: pycil_wsc")):
         path = folder / name
         if path.is_file() and ours not in path.read_text(encoding="utf-8", errors="replace"):
-            raise UserError(f"{path}: is not of an export, which would replace it; move it, or choose another folder")
+            raise UserError(f"{path}: was not written by an export; move it, or choose another folder")
 
 
 def tensors_of(model: Model) -> tuple[dict[str, Tensor], State]:

@@ -19,7 +19,7 @@ def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         labels: (N,), their classes.
 
     Returns:
-        T > 0; 1 if there are no images, or less than two classes.
+        T > 0; 1 if there are no images, or fewer than two classes.
     """
     count, classes = logits.shape
     if not count or classes < 2:

@@ -29,8 +29,8 @@ class Findings:
         images: how many there are.
         classes: the number of readable images of each class.
         unreadable: (file, why it cannot be read).
-        duplicates: (image, the image that it equals): among them, or one that the learner keeps or has learned.
-            Images are called by their files, or by their numbers.
+        duplicates: (image, what it equals): another of these images or, as text, one that the learner keeps or has
+            learned, such as "an exemplar of 'cat'". Images are given by file name, or by position, counted from 0.
         near_empty: the classes with few readable images, and how many.
         learned_before: the task that was learned from the very same images, counted from 1, or None.
         shift: how unlike the held-out images of the same classes those of known classes are; None if that was not

@@ -13,11 +13,11 @@ FEWEST = 8  # images on each side
 
 @dataclass(frozen=True)
 class Shift:
-    """How unlike the known images some images are.
+    """The result of a two-sample test between new images and known ones.
 
-    ``distance``: between their mean embeddings, 0 to about 1.4. ``p``: the share of random assignments of the images to
-    the two sides with a distance at least as large; small if the images differ. ``alarm``: whether ``p`` is at most the
-    level of the test. ``images`` and ``known``: how many were compared.
+    ``distance``: the maximum mean discrepancy of their features, 0 to about 1.4. ``p``: the p-value of the permutation
+    test, small if the images differ. ``alarm``: whether ``p`` is at most the level of the test. ``images`` and
+    ``known``: how many new and known images were compared.
     """
 
     distance: float
@@ -36,9 +36,9 @@ def compared(
     """Test whether two sets of images of the same classes have the same distribution of features.
 
     The statistic is the maximum mean discrepancy with a Gaussian kernel, whose width is the median distance (A. Gretton
-    et al., *A Kernel Two-Sample Test*, JMLR 2012). Each class has the same weight on both sides, and permutations stay
-    within a class, so that other shares of the classes are no shift. If there is none, an alarm has at most the
-    probability ``level``, whatever the features are, as long as the network was trained on neither side.
+    et al., *A Kernel Two-Sample Test*, JMLR 2012). Each class has the same weight in both sets, and permutations stay
+    within a class, so a different mix of classes is not a shift. Without a shift, the probability of an alarm is at
+    most ``level``, whatever the features are, provided that the network was trained on neither set.
 
     Args:
         new: features (n, d) and classes (n,).
@@ -47,7 +47,7 @@ def compared(
         rng: source of the permutations.
 
     Returns:
-        None if one side has less than eight images.
+        None if one of the sets has fewer than eight images of classes that both have.
     """
     shared = np.intersect1d(new[1], known[1])
     rows, others = np.isin(new[1], shared), np.isin(known[1], shared)

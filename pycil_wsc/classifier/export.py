@@ -43,7 +43,7 @@ def export_program(path: Path, model: Model, transform: Transform, opset: int | 
         content = onnx_of(plain, transform.side, description, opset)
         run = run_onnx
     elif opset is not None:
-        raise UserError(f"opset: is of ONNX files, and {path.name} is none; leave it out")
+        raise UserError(f"opset: applies to ONNX files only, and {path.name} is not one; leave it out")
     else:
         content = pt2_of(plain, transform.side, description)
         run = run_pt2

@@ -18,7 +18,7 @@ EXEMPLARS = "exemplars"
 
 
 class Accuracy(TypedDict):
-    """That ``after`` an update in percent, over so many ``images``; the ends of the ``interval`` are bounds."""
+    """Accuracy in percent ``after`` an update, over ``images`` images; ``interval``: its lower and upper bound."""
 
     images: int
     after: float
@@ -26,7 +26,7 @@ class Accuracy(TypedDict):
 
 
 class Change(Accuracy):
-    """Likewise ``before``, and the ``drop``, whose interval it is, with the ``p`` that it is small enough."""
+    """Also ``before``, and the ``drop`` with its ``interval`` and the p-value ``p`` of a test for ``max_drop``."""
 
     before: float
     drop: float
@@ -53,24 +53,24 @@ class Decision(TypedDict):
 class Accept:
     """The condition on which :meth:`~pycil_wsc.Learner.learn` keeps an update.
 
-    It is rejected if the accuracy on the classes known before has dropped by more than ``max_drop``: if a one-sided
-    test at ``confidence`` says that chance does not explain the rest. Both models answer about the same images, so the
-    test is that of Tango (1998) for paired proportions, which with ``max_drop=0`` is McNemar's. It is also rejected if
-    the new classes are not recognised: if their accuracy is below ``min_new`` beyond chance, or no better than guessing
-    on images enough to tell that from a good model, one that is halfway between guessing and always right.
+    An update is rejected if the accuracy on the classes known before has dropped by significantly more than
+    ``max_drop``, in a one-sided test at ``confidence``: Tango's (1998) for paired proportions, as both models classify
+    the same images; with ``max_drop=0`` it is McNemar's. It is also rejected if the accuracy on the new classes is
+    significantly below ``min_new``, or no better than chance and significantly below that of a good model, taken as
+    halfway between chance and 100 %.
 
     Args:
-        max_drop: the drop that is accepted, as a share: 0.02 are two percentage points.
-        on: ``"exemplars"``: the images that the learner holds out (``held_out=20``); without any, the exemplars, which
-            both models were trained on: that shows what is forgotten, but not what is merely recognised less well.
-            Or images of your own, in any form that ``learn`` takes.
-        min_new: the accuracy that new classes must reach, as a share.
-        confidence: of the tests and intervals, each to one side.
-        strict: keep an update only if it is shown not to drop by more than ``max_drop``. With few images, that rejects
-            good updates too.
+        max_drop: the largest acceptable drop in accuracy, as a fraction: 0.02 is two percentage points.
+        on: the images to test on. ``"exemplars"``: those that the learner holds out (``held_out=20``) or, if there are
+            none, the exemplars. Both models were trained on these, so they reveal forgetting, but not a slight loss of
+            accuracy. Otherwise, images of your own, in any form that ``learn`` accepts.
+        min_new: the accuracy that new classes must reach, as a fraction.
+        confidence: of the one-sided tests, and of each bound of the intervals, at least 0.5 and below 1.
+        strict: keep an update only if the drop is shown to be at most ``max_drop``. With few images, this rejects good
+            updates, too.
 
     Raises:
-        UserError: if a value is none of these.
+        UserError: if a value is out of range.
     """
 
     max_drop: float = 0.02
@@ -83,7 +83,7 @@ class Accept:
         for name, low in (("max_drop", 0), ("min_new", 0), ("confidence", 0.5)):
             value = getattr(self, name)
             if not is_number(value) or not low <= value < 1:
-                raise UserError(f"accept: {name} is {value!r}, not a share from {low} to below 1")
+                raise UserError(f"accept: {name} is {value!r}; give a number from {low} to less than 1")
         if not isinstance(self.strict, bool):
             raise UserError(f"accept: strict is {self.strict!r}, not True or False")
 

@@ -80,9 +80,9 @@ class Learner(Answering):
         out: folder for learned tasks (``task1``, ``task2``, ...) and checkpoints of the current one. If the same script
             is started again, it loads the finished tasks from there and resumes the stopped one.
         quiet: print no progress bar and no lines. The logger ``pycil_wsc.learner`` has the lines in any case.
-        held_out: the number of images of each class that no task trains on, at most a fifth of a class's images. They
-            calibrate the probabilities, and an update is judged on them. 0: all are trained on, probabilities are not
-            calibrated, and ``accept`` compares on the exemplars.
+        held_out: the number of images of each class to hold out from training, at most a fifth of the class. They are
+            used to calibrate the probabilities and to judge updates (``accept``). 0: all images are trained on,
+            probabilities are not calibrated, and updates are judged on the exemplars.
         on_progress: called several times a second while the learner learns.
         keys: configuration keys (docs/configuration.md), such as ``memory_per_class=200``, ``epochs=5``,
             ``wsc={"retain": 0.5}``. A key of later tasks that is given, such as ``epochs``, also holds for the first
@@ -152,17 +152,17 @@ class Learner(Answering):
     # ---- learning ----------------------------------------------------------------------------------------------------
 
     def learn(self, source: Source, accept: Accept | None = None) -> dict[str, Any]:
-        """Learn one more task. What the learner answers changes at the end, at once.
+        """Learn one more task. Until it has been learned, the learner predicts as before.
 
         Args:
             source: ``"folder:PATH"`` with ``PATH/<class>/*.jpg`` (or ``PATH/train/<class>/*.jpg``), ``"npz:PATH"``,
                 ``(images, labels)`` with uint8 images (N, side, side, 3) or file names, or a map-style torch
                 ``Dataset`` of (PIL image or uint8 tensor, label). All tasks must have the same kind of images.
-            accept: the condition on which the update is kept (:class:`pycil_wsc.Accept`); None: it is.
+            accept: the condition on which the update is kept (:class:`pycil_wsc.Accept`); None: always keep it.
 
         Returns:
-            The task's entry in :attr:`history`. With ``accept`` it also has ``accepted``, the ``reason``, and the
-            comparison, ``gate``. Of a rejected update these are all that is left: the learner is as it was.
+            The task's entry in :attr:`history`. With ``accept``, it also has ``accepted``, the ``reason``, and the
+            comparison, ``gate``. For a rejected update, which leaves the learner unchanged, it has only these three.
 
         Raises:
             UserError: if the images are invalid, or the method cannot learn them.
@@ -194,8 +194,8 @@ class Learner(Answering):
 
         Args:
             source: as for :meth:`learn`. If it has a test part, that is not looked at.
-            fewest: a class with less readable images is near-empty.
-            level: the probability of an alarm of the test without a shift.
+            fewest: a class with fewer readable images than this is near-empty.
+            level: the significance level of the test for shift: its rate of false alarms, 0 to 1.
 
         Raises:
             UserError: if there are no images, or they have another form or size than those of earlier tasks.
@@ -259,13 +259,13 @@ class Learner(Answering):
         path = folder_of("path", path)
         if is_folder(path):
             if opset is not None:
-                raise UserError(f"opset: is of ONNX files, and {path.name} is a folder; leave it out")
+                raise UserError(f"opset: applies to ONNX files only, and {path.name} is a folder; leave it out")
             with self._changing:  # all of one state
                 answers, present, config = self.answers, self._present(), self.config
             seconds = present.state["history"][-1]["total_seconds"]  # of all tasks
             write_bundle(path, answers, present.held, config, seconds, evaluations)
         elif evaluations is not None:
-            raise UserError(f"evaluations: belong to the card of a folder, and {path.name} is none; leave them out")
+            raise UserError(f"evaluations: apply to folders only, and {path.name} is a file; leave them out")
         else:
             export_program(path, self.model, self.transform, opset)
 
@@ -313,8 +313,8 @@ class Learner(Answering):
     def rollback(self) -> None:
         """Go back to the version that this one was learned from, here and in the folder that it was saved in.
 
-        If something was learned since, only that is undone. The version that is left is kept there. While the learner
-        learns in another thread, this waits.
+        If the learner has learned since it was saved or loaded, only that is undone. The version that it leaves stays
+        in the folder. If another thread is training the learner, this waits for it.
 
         Raises:
             UserError: if there is no folder, or no earlier version in it, or if its present version is not this
@@ -345,8 +345,8 @@ class Learner(Answering):
     def reload(self) -> bool:
         """Load the present version of the folder that the learner was saved in or loaded from, if it is another one.
 
-        Quick if it is not. Threads that ask meanwhile get answers of the old version or the new one. What was learned
-        since and not saved is dropped. If there is another one while the learner learns in another thread, this waits.
+        Quick if it is the same one. Meanwhile, other threads get predictions of either the old or the new one. Tasks
+        that were learned but not saved are lost. If another thread is training the learner, loading waits for it.
 
         Returns:
             Whether there was another version.

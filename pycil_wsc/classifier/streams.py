@@ -104,7 +104,7 @@ def _files_of(name: str, transform: Transform) -> Iterator[str]:
     if not os.path.isdir(folder):
         if os.path.isfile(folder):
             raise UserError(f"images: {name!r} is one file; give a list of files: [{name!r}]")
-        raise UserError(f"images: {name!r} is no folder; give {_wanted(transform)}, {FORMS}")
+        raise UserError(f"images: {name!r} is not a folder; give {_wanted(transform)}, {FORMS}")
     return walked(folder)
 
 

@@ -335,8 +335,8 @@ class Update:
     ) -> tuple[SavedLearner, Answers, Decision | None]:
         """Compare the learner with the present one, calibrate it, and note the task.
 
-        Held-out images that were trained on, as they came again with another class, are compared on with the class of
-        before, and then held out no longer.
+        A held-out image that came again with another class has been trained on. It is still used here, with its former
+        class, and then no longer held out.
         """
         answers = answers_of(self.config, learned)
         held_out = self.ledger.held_out

@@ -83,7 +83,7 @@ def remarks(config: Config, largest: int) -> list[str]:
     unused, used = config.memory_keys
     if getattr(config, unused) != KEYS[unused].default and unused not in learner.also_reads(config):
         because, value = shown(config.fixed_memory), getattr(config, used)
-        lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} counts, which is {value}")
+        lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} ({value}) is used instead")
     if config.fixed_memory and largest < config.memory_per_class < ALL:
         lines.append(
             f"memory_per_class: {config.memory_per_class} is more than any class has images (at most {largest}); "

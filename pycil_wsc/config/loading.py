@@ -60,7 +60,7 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
             if ours.get(name) != theirs.get(name):
                 raise UserError(
                     f"{path}: {name}: {json.dumps(ours.get(name))} and {json.dumps(theirs.get(name))} for one run, "
-                    f"{folder}; other values of this key do not make another run, so give one"
+                    f"{folder}; this key does not distinguish runs, so give a single value"
                 )
     return list(folders.values())
 

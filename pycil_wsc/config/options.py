@@ -1,4 +1,4 @@
-"""The configuration of a class-incremental run: the keys that each room declares, and those of the run itself."""
+"""The configuration of a class-incremental run: the keys that each subpackage declares, and its own."""
 
 import functools
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The keys ``wsc.*`` of a class-incremental run, composed of the options that the rooms declare."""
+"""The keys ``wsc.*`` of a class-incremental run, composed of the options that subpackages declare."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ key = partial(keys.key, decides="later tasks")  # a consolidated first task (`fi
 
 @dataclass(frozen=True)
 class WSCKeys(TriggerOptions, RivalOptions, EpochOptions):
-    """Options of Weight Space Consolidation on a learner, which has its data: more scores and resets are possible."""
+    """Options of Weight Space Consolidation on a learner, with the scores and resets that need data or the network."""
 
     importance: str = key(
         "moment",

@@ -36,7 +36,7 @@ def option(default: object, doc: str, **limits: object) -> Any:
 
 @dataclass(frozen=True)
 class WSCOptions:
-    """Options for any host. docs/wsc.md explains the choices that the paper leaves open.
+    """Options for any training program. docs/wsc.md explains the choices that the paper leaves open.
 
     Raises ValueError, beginning with the option's name, if a value is not allowed.
     """
@@ -51,8 +51,8 @@ class WSCOptions:
     )
     blend: float = option(
         0.5,
-        "weight of the current weights in a reset parameter (the paper's alpha); the rest is that of the weights before"
-        " the task",
+        "weight of a reset parameter's current value (the paper's alpha); its value before the task has the remaining"
+        " weight",
         low=0,
         high=1,
         affects="accuracy",

@@ -1,4 +1,4 @@
-"""A data set as the options of this room ask for it: which of its images, how large, and read from where."""
+"""Applies :class:`DataOptions` to a data set: which of its images, their size, and where they are read from."""
 
 import dataclasses
 import math

@@ -198,4 +198,4 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class DataOptions(AugmentationOptions, ImageOptions, MemoryOptions, SeededTasks):
-    """All of this room."""
+    """All keys of this subpackage."""

@@ -39,9 +39,9 @@ class Batch:
 
 
 def rotated(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The images turned by 0, 90, 180 and 270 degrees: (4 B, 3, H, W), and the number of quarter turns of each: (4 B,).
+    """The images rotated by 0, 90, 180 and 270 degrees: (4 B, 3, H, W), and each rotation as 0 to 3: int64 (4 B,).
 
-    The four turns of an image stand next to each other, so ``targets.repeat_interleave(4)`` are their classes.
+    The four rotations of an image are consecutive, so ``targets.repeat_interleave(4)`` are their classes.
     """
     turned = torch.stack([torch.rot90(batch.images, turns, (2, 3)) for turns in range(4)], 1)
     turns = torch.arange(4, device=batch.targets.device).repeat(len(batch))

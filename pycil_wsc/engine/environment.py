@@ -31,7 +31,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Within, torch computes with so many threads on the CPU; None: with as many as before."""
+    """A context in which torch uses ``number`` CPU threads; None: as many as before."""
     before = torch.get_num_threads()
     if number:
         torch.set_num_threads(number)

@@ -44,7 +44,8 @@ class ScheduleOptions:
     scheduler: str = key(
         "steplr",
         "learning-rate schedule within a task: `steplr` decays at the milestones, `cosine` anneals to `min_lr`, "
-        "`restarts` trains an epoch at a tenth of the rate, then anneals over 1, 2, 4, ... epochs, with warm restarts",
+        "`restarts` trains one epoch at a tenth of the learning rate, then anneals, with warm restarts, in cycles of "
+        "1, 2, 4, ... epochs",
         choices=("steplr", "cosine", "restarts"),
         affects="accuracy",
         by_method=True,
@@ -64,12 +65,12 @@ class BudgetOptions:
 
     operations_like: str | None = key(
         None,
-        "end each task at the floating-point operations that this method would use; null: after its epochs. Set by "
-        "`budget`",
+        "end each task after as many floating-point operations as this method would use; null: after its epochs. Set "
+        "by `budget`",
         choices=(None, "replay"),
     )
     task_seconds: float | None = key(
-        None, "seconds for which a task is trained; null: the epochs count. Set by `budget`", above=0
+        None, "train each task for this many seconds; null: for its epochs. Set by `budget`", above=0
     )
 
 

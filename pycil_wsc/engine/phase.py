@@ -37,9 +37,9 @@ class Phase:
         augmentation: None: the configured one.
         images: the number of training images that an epoch counts as; None: that of ``indices``.
         steps: the number of optimiser steps, which may end within the last epoch; None: all.
-        seconds: the phase ends after so many seconds of training, and ``epochs`` is only the length of the schedule.
-        fitted: whether the length is that which the budget allows.
-        reached: the place in the schedule after the latest epoch, in epochs.
+        seconds: end the phase after this many seconds of training; ``epochs`` is then only the length of the schedule.
+        fitted: whether the budget has already set the length (set by the training loop).
+        reached: the position in the schedule after the latest epoch, in epochs (set by the training loop).
     """
 
     epochs: int

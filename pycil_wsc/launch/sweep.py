@@ -170,7 +170,7 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
             line += f", will fail: {error}"
         print(line + "  (finished)" * done)
     costs = " and ".join(f"{cost:,} training {unit}" for unit, cost in to_go.items())
-    beside = f", and {budgeted} run{'s' * (budgeted != 1)} whose budgets decide" if budgeted else ""
+    beside = f", and {budgeted} run{'s' * (budgeted != 1)} limited by a budget" if budgeted else ""
     print(f"{len(configs)} run{'s' * (len(configs) != 1)}, {costs} to go{beside}")
     if measured:
         print(f"{left / 3600:,.2f} hours of training on this machine, one run after another")

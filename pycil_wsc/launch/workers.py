@@ -33,7 +33,7 @@ DEATH_SECONDS = 3.0  # for which a failure of one process waits for the death of
 
 
 class Workers:
-    """Executes so many runs at a time, each in so many new ``processes``, which share the cores."""
+    """Executes ``workers`` runs at a time, each in ``processes`` new processes; all share the CPU cores."""
 
     def __init__(self, workers: int, processes: int = 1) -> None:
         self.processes = processes
@@ -118,7 +118,7 @@ class RunInProcesses:
             yield self._failure(message)
 
     def _failure(self, told: Outcome | None) -> Outcome:
-        """What the first process has ``told``, unless one was killed: then the others failed as it did not answer."""
+        """The outcome ``told`` by the first process or, if one was killed, its death, which made the others fail."""
         end = time.monotonic() + DEATH_SECONDS
         for process in self.processes[bool(told) :]:  # one that has told something lives
             process.join(max(0, end - time.monotonic()))  # its connections close before its exit code is there

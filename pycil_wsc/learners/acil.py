@@ -54,7 +54,7 @@ class ACIL(ClosedForm):
         buffer_size: int = key(8192, "number of random features", low=1)
         gamma: float = key(0.1, "ridge parameter", above=0)
         IL_batch_size: int = key(4096, "images whose features are added at once", low=1)
-        inplace_repeat: int = key(1, "how often each image is added", low=1)
+        inplace_repeat: int = key(1, "number of times that each image is added", low=1)
 
     @classmethod
     def adapts(cls, config: LearnerConfig) -> bool:

@@ -111,7 +111,7 @@ def _checked(found: Any, phase: Phase) -> tuple[Tensor, Tensor]:
     if len(parts) == 2 and all(map(torch.is_tensor, parts)) and parts[0].ndim == 0:
         return found
     forms = [tuple(part.shape) if torch.is_tensor(part) else type(part).__name__ for part in parts]
-    raise UnusableRun(f"phase '{phase.name}': a loss returns (scalar loss, logits (B, classes)), this one {forms}")
+    raise UnusableRun(f"phase '{phase.name}': a loss returns (scalar loss, logits (B, classes)), not {forms}")
 
 
 def _in_parts(loss, parts):

@@ -37,7 +37,7 @@ class BaseLearner(Hooks):
     """
 
     def __init_subclass__(cls) -> None:
-        """Refuse a class that is written for hooks that there are not."""
+        """Raise :class:`UserError` for a class that defines hooks that do not exist, such as PyCIL's."""
         super().__init_subclass__()
         known = [name for name in dir(BaseLearner) if re.fullmatch(HOOK, name)]
         own = vars(Hooks) | vars(BaseLearner)

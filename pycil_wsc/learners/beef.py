@@ -24,9 +24,9 @@ from pycil_wsc.state import State
 class BEEF(BaseLearner):
     """BEEF (Wang et al., ICLR 2023): each task trains a block on its own, as an energy-based model; then all are fused.
 
-    Images turned upside down are moved by Langevin dynamics to where the block takes them for images that are not its
-    own, and become examples of that. Fusion trains a scale and a shift for each earlier task, on as many images of each
-    class as the memory has. What PyCIL does differently from the paper is kept.
+    Langevin dynamics moves images, rotated by 180 degrees, to where the block takes them for images of its own classes;
+    it then learns that they are not. Fusion trains a scale and a shift for each earlier task, on as many images of each
+    class as the memory has. Where PyCIL differs from the paper, this follows PyCIL.
     """
 
     @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BEEF(BaseLearner):
         fusion_epochs: int = key(60, "epochs of the second phase", low=1, decides="later tasks")
         fusion_lr: float = key(
             0.05,
-            "first learning rate of the second phase, which is annealed along half a cosine",
+            "initial learning rate of the second phase, with cosine annealing",
             low=0,
             decides="later tasks",
         )

@@ -30,9 +30,9 @@ class BiC(WA):
 
     The first phase uses WA's loss on corrected logits; the second trains on held-out samples. The option ``validation``
     sets how many samples of each class are held out, rounded down: ``pycil`` is split_ratio x memory_size / old
-    classes, whatever the memory; ``per_class`` is split_ratio x memory_per_class, or x the samples of the largest old
-    class if these are fewer, and at least 1 of 2 samples or more. The number is at most the samples of the smallest
-    old class and half of those of the smallest new class; if it is 0, there is no second phase.
+    classes, regardless of the memory; ``per_class`` is split_ratio x memory_per_class or, if it is smaller, x the size
+    of the largest old class, but at least 1 if this number is 2 or more. The number is at most the size of the smallest
+    old class and half that of the smallest new class; if it is 0, there is no second phase.
     """
 
     @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class BiC(WA):
         validation: str = key(
             "pycil",
             "the number that `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or "
-            "`memory_per_class` (`per_class`, which holds out at least 1 of 2 samples or more)",
+            "`memory_per_class` (`per_class`, at least 1 if there are 2 or more)",
             choices=("pycil", "per_class"),
             decides="later tasks",
         )

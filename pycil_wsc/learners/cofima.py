@@ -29,7 +29,7 @@ class CoFiMA(InterpolatingLearner):
         new_weight: float = key(
             0.4, "weight of the new task (0.4 in the authors' file for CIFAR-100)", low=0, high=1, decides="later tasks"
         )
-        fishermax: float = key(1e-4, "Fisher values above it are cut off", low=0, decides="later tasks")
+        fishermax: float = key(1e-4, "Fisher values are clipped to this maximum", low=0, decides="later tasks")
 
     plain_first_task = False  # the pass after it moves the statistics of batch norm
 

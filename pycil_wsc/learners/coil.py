@@ -30,10 +30,11 @@ from pycil_wsc.state import State
     weight_decay=5e-4,
 )
 class COIL(DistillingLearner):
-    """COIL (Zhou et al., ACM MM 2021): optimal transport between classes turns rows of the head into others.
+    """COIL (Zhou et al., ACM MM 2021): rows of the head are transported between old and new classes.
 
-    Old rows become the initial rows of new classes, whose predictions are distilled in the first epoch. In later ones
-    new rows become rows of old classes, which shall predict what the teacher does.
+    Optimal transport between class means maps the rows of old classes to initial rows of new ones, whose predictions
+    are distilled in the first epoch. In later epochs it maps the rows of new classes to rows of old ones, whose
+    predictions are trained to match the teacher's.
     """
 
     @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class COIL(DistillingLearner):
         sinkhorn: float = key(0.464, "entropic regularisation of the transport", above=0, decides="later tasks")
         norm_term: float = key(3.0, "p of the p-norm that is the distance of two classes", low=1, decides="later tasks")
         init_term: float = key(1e-3, "first epoch: weight of new rows' distillation", low=0, decides="later tasks")
-        reg_term: float = key(1e-3, "later epochs: last weight of old rows' distillation", low=0, decides="later tasks")
+        reg_term: float = key(
+            1e-3, "later epochs: weight of old rows' distillation, reached at the end", low=0, decides="later tasks"
+        )
         transport_steps: int = key(30, "steps between renewals of old rows", low=1, decides="later tasks")
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
         marginals: str = key(
             "pycil",
-            "renewals: shares of the classes are 1 / old classes for all, as in PyCIL, or `uniform` on either side",
+            "old rows: mass of a class in the transport: 1 / old classes on both sides (`pycil`), or `uniform` on each",
             choices=("pycil", "uniform"),
             decides="later tasks",
         )
@@ -82,7 +85,7 @@ class COIL(DistillingLearner):
             return
         weight, rows = self.network.head.weight, self.transported(self.images_before(task), self.new)
         if not rows.any():
-            raise UserError("sinkhorn: nothing is transported at this value; raise it")
+            raise UserError("sinkhorn: the transport plan underflows to 0 at this value; use a larger one")
         scale = weight[: task.num_old].norm(dim=1).mean() / rows.norm(dim=1).mean()
         self.new_rows.copy_(scale * rows)
         weight[task.num_old :] = self.new_rows

@@ -25,8 +25,8 @@ class EWC(PenalisingLearner):
 
     @dataclass(frozen=True)
     class Options:
-        lamda: float = key(1000.0, "weight of the distillation or penalty", low=0, decides="later tasks")
-        fishermax: float = key(1e-4, "Fisher values above it are cut off", low=0, decides="later tasks")
+        lamda: float = key(1000.0, "weight of the penalty", low=0, decides="later tasks")
+        fishermax: float = key(1e-4, "Fisher values are clipped to this maximum", low=0, decides="later tasks")
         fisher: str = key(
             "batches",
             "squares of the gradients of batches (`batches`, PyCIL's), or of single samples (`samples`)",

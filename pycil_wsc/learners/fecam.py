@@ -70,7 +70,7 @@ class Mahalanobis(nn.Module):
 
 
 def shrunk(covariance: Tensor, alpha1: float, alpha2: float) -> Tensor:
-    """Add the mean variance to the diagonal, and the mean of the covariances that are not 0 beside it: (d, d)."""
+    """Add ``alpha1`` times the mean variance on the diagonal, ``alpha2`` times the mean non-zero covariance off it."""
     variances = covariance.diagonal()
     beside = covariance - variances.diag()
     mean_covariance = beside.sum() / beside.count_nonzero().clamp(min=1)

@@ -24,15 +24,15 @@ class Hooks(Toolbox):
 
     Options: type = NoOptions  # frozen dataclass of the method's own keys (`pycil_wsc.keys.key`)
     uses_memory = True
-    needs_exemplars = False  # without exemplars the method is another one
+    needs_exemplars = False  # without exemplars it would be another method
     chooses_first = False  # the exemplars of a task are chosen before it is trained
     starts_anew = False  # each task begins with new initial weights
     mixes = True  # its batches follow `replay_ratio`
     needs_new_classes = False  # cannot learn a task that brings only new images of known classes
-    averages = False  # averages the weights itself, which consolidation would, too
+    averages = False  # averages the weights itself, so it cannot be consolidated
     one_phase = True  # each task trains one network in one phase, as consolidation requires
     consolidates = False
-    measures_quotas = False  # how many exemplars there are depends on the network, so the plan of a run is renewed
+    measures_quotas = False  # the numbers of exemplars depend on the trained network, so a run plans again
     plain_first_task = False  # the first task is plain cross-entropy, so learners may share its trained weights
     epoch_keys: tuple[str, ...] = ("epochs",)  # the keys whose sum is the number of epochs of a later task
     own_schedules: tuple[str, ...] = ()  # of these, the keys of phases whose learning rate has a schedule of its own

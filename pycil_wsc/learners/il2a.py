@@ -49,7 +49,7 @@ class IL2A(PrototypeLearner):
     @dataclass(frozen=True)
     class Options(PrototypeLearner.Options):
         ratio: float = key(2.5, "strength of the semantic augmentation", low=0, decides="later tasks")
-        mixtures: int = key(4, "how often each image is mixed with another one", low=0)
+        mixtures: int = key(4, "number of mixtures per image", low=0)
         mixture_alpha: float = key(20.0, "both parameters of the beta distribution of the mixtures' weights", above=0)
         mixture_low: float = key(
             0.4, "weights of mixtures below it, and above 1 minus it, are replaced by one half", low=0, high=0.5

@@ -19,7 +19,7 @@ class LwF(DistillingLearner, Finetune):
 
     @dataclass(frozen=True)
     class Options:
-        lamda: float = key(3.0, "weight of the distillation or penalty", low=0, decides="later tasks")
+        lamda: float = key(3.0, "weight of the distillation", low=0, decides="later tasks")
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

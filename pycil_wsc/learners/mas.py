@@ -19,7 +19,7 @@ class MAS(PenalisingLearner):
 
     @dataclass(frozen=True)
     class Options:
-        lamda: float = key(1.0, "weight of the distillation or penalty", low=0, decides="later tasks")
+        lamda: float = key(1.0, "weight of the penalty", low=0, decides="later tasks")
 
     @property
     def strength(self) -> float:

@@ -65,7 +65,7 @@ class LearnerConfig(
     BackboneOptions,
     DataOptions,
 ):
-    """What a learner reads of a run's configuration: the keys of the rooms below, and these.
+    """What a learner reads of a run's configuration: the keys of the subpackages it uses, and these.
 
     The configuration itself (:class:`pycil_wsc.config.options.Config`) declares the keys of the run, too.
     """

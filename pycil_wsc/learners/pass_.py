@@ -41,7 +41,7 @@ class PASS(PrototypeLearner):
         return RotationNet(self.new_backbone())
 
     def draw(self, generator: torch.Generator, times: int = 1) -> tuple[Tensor, ...]:
-        """As many old classes for each new one as for a batch's images, at least a batch of them, and noise."""
+        """Random old classes (n,), n = ``batch_size`` x max(1, old // new), and standard normal noise (n, d)."""
         (chosen,) = super().draw(generator, max(1, self.num_old // max(1, self.num_seen - self.num_old)))
         shape = len(chosen), self.prototypes.shape[1]
         return chosen, torch.randn(shape, generator=generator, device=self.device)

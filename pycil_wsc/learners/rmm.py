@@ -19,7 +19,7 @@ from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.rmm_sizes import drawn, memory_size, rate_of, shares
 from pycil_wsc.registry import register_learner
 
-M_RATES = "share of a task's images that the memory takes over, for each task; the last rate is that of all later tasks"
+M_RATES = "per task, the fraction of its images to give up for more exemplars; the last rate applies to all later tasks"
 C_RATES = "classes whose mean loss is above the median get this share fewer exemplars, the others more; for each task"
 OF_CLASSES = (0.0, 0.0, 0.1, 0.1, 0.1, 0.0)  # in both files of PyCIL
 

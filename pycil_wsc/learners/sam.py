@@ -22,7 +22,7 @@ class SAM(Replay):
     @dataclass(frozen=True)
     class Options:
         rho: float = key(
-            0.05, "distance of the second gradient's point (0.05 in the authors' example for CIFAR-10)", above=0
+            0.05, "radius of the perturbation of the weights (0.05 in the authors' example for CIFAR-10)", above=0
         )
 
     plain_first_task = False

@@ -19,8 +19,9 @@ from pycil_wsc.state import State
 class SI(PenalisingLearner):
     """Synaptic Intelligence (Zenke et al., ICML 2017, https://arxiv.org/abs/1703.04200).
 
-    The importance of a weight is by how much its path through the task reduced the loss, over the squared distance
-    that it went. It adds up over tasks; a negative sum counts as 0, as in the authors' code. Schedule of PyCIL's EWC.
+    The importance of a weight is the reduction of the loss along its path in the task, divided by the squared distance
+    that it moved, and is summed over tasks. A negative sum counts as 0, as in the authors' code. The schedule is that
+    of PyCIL's EWC.
     """
 
     @dataclass(frozen=True)

@@ -31,8 +31,8 @@ class SSRE(PrototypeLearner):
         init_batch_size: int = key(64, "images in a batch of the first task", low=1, like="batch_size")
         autoaugment: str = key(
             "second",
-            "tasks whose images are augmented as by `autoaugment`: the `second` alone, as in PyCIL, the `first` alone, "
-            "which its code seems to mean, or `none`",
+            "task that is trained with AutoAugment: the `second`, as in PyCIL, the `first`, which its code seems to "
+            "intend, or `none`",
             choices=("second", "first", "none"),
         )
 

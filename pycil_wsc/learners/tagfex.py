@@ -20,31 +20,31 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("tagfex", epochs=170, milestones=[80, 120, 150])
 class TagFex(BaseLearner):
-    """TagFex (Zheng et al., CVPR 2025): DER, with a backbone that learns all tasks by contrast and lends to new blocks.
+    """TagFex (Zheng et al., CVPR 2025): DER, with a task-agnostic backbone that is trained with a contrastive loss.
 
-    Each image comes in two views. The task-agnostic backbone tells the views of an image from those of others (InfoNCE)
-    and predicts its own features from before the task. Attention merges its last map with that of the newest block; a
-    head on the result teaches the block wherever it is the better of the two.
+    Each image has two views. The task-agnostic backbone is trained with InfoNCE on them, and to predict the features
+    that it gave before the task. Attention merges its last feature map with that of the newest block; if a head on the
+    merged features has the lower loss, it is distilled into the block.
     """
 
     @dataclass(frozen=True)
     class Options:
-        infonce_temp: float = key(0.2, "temperature of the contrast between views", above=0)
-        contrast_factor: float = key(1.0, "weight of the contrast and of its distillation", low=0)
-        proj_hidden_dim: int = key(2048, "features of the projector's hidden layer", low=1, high=2**20)
-        proj_output_dim: int = key(1024, "features in which views are compared", low=1, high=2**20)
-        attn_num_heads: int = key(8, "heads of the attention that merges the two maps", low=1)
+        infonce_temp: float = key(0.2, "temperature of the contrastive loss (InfoNCE)", above=0)
+        contrast_factor: float = key(1.0, "weight of the contrastive loss and its distillation", low=0)
+        proj_hidden_dim: int = key(2048, "hidden dimension of the projector", low=1, high=2**20)
+        proj_output_dim: int = key(1024, "output dimension of the projector", low=1, high=2**20)
+        attn_num_heads: int = key(8, "heads of the attention that merges the two feature maps", low=1)
         init_interpolation_factor: float = key(
-            0.95, "share of the block before in the weights of a new one", low=0, high=1, decides="later tasks"
+            0.95, "weight of the previous block in the weights of a new one", low=0, high=1, decides="later tasks"
         )
-        infonce_kd_temp: float = key(0.2, "temperature of the contrast's distillation", above=0, decides="later tasks")
-        contrast_kd_factor: float = key(2.0, "weight of the contrast's distillation", low=0, decides="later tasks")
+        infonce_kd_temp: float = key(0.2, "temperature of the contrastive distillation", above=0, decides="later tasks")
+        contrast_kd_factor: float = key(2.0, "weight of the contrastive distillation", low=0, decides="later tasks")
         aux_factor: float = key(2.0, "weight of the auxiliary head's loss", low=0, decides="later tasks")
         trans_cls_factor: float = key(1.0, "weight of the merged head's loss", low=0, decides="later tasks")
         transfer_factor: float = key(
             1.0, "weight of the merged head's distillation into the newest block", low=0, decides="later tasks"
         )
-        kd_temp: float = key(2.0, "temperature of that distillation", above=0, decides="later tasks")
+        kd_temp: float = key(2.0, "temperature of the merged head's distillation", above=0, decides="later tasks")
 
     teacher: nn.Module | None
 

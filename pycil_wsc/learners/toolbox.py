@@ -87,7 +87,7 @@ class Toolbox(nn.Module):
         return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network, mixed=self.mixes)
 
     def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
-        """A new optimiser of the trainable ``parameters``; ``fit`` sets its learning rate."""
+        """A new optimiser of the trainable ``parameters``; the loop sets its learning rate."""
         depths = {}
         for network in self.children():
             depths |= getattr(network, "depths", dict)()

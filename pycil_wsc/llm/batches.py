@@ -1,7 +1,7 @@
 """Groups of examples of similar length as padded tensors, and the loss of each example.
 
-Own code where transformers and TRL have a fixed number of items per forward pass. With TRACE's items that is a third to
-more than a half padding; their grouping by length makes steps of long items alone, and steps of short ones alone.
+transformers and TRL use a fixed number of items per forward pass, so that with TRACE's items a third to more than a
+half of the tokens are padding. Their grouping by length makes some optimiser steps of long items, others of short ones.
 """
 
 from collections.abc import Iterable, Sequence

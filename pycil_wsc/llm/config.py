@@ -104,10 +104,10 @@ class CorpusOptions:
     test_on: str = key(
         "test", "items to score: `test`, or `eval` to choose the learning rate or epochs by", choices=("test", "eval")
     )
-    train_items: int | None = key(None, "use only the first so many training items of each task; null: all", low=1)
-    test_items: int | None = key(None, "use only the first so many test items of each task; null: all", low=1)
+    train_items: int | None = key(None, "use only this many training items of each task, the first; null: all", low=1)
+    test_items: int | None = key(None, "use only this many test items of each task, the first; null: all", low=1)
     pool: str | None = key("Lima", "folder of general items, all of which are in every replay epoch, or null")
-    pool_items: int | None = key(None, "use only the first so many items of the pool; null: all", low=1)
+    pool_items: int | None = key(None, "use only this many items of the pool, the first; null: all", low=1)
     chat_template: bool | None = key(
         None,
         "format prompts as a user's turn of the tokeniser's chat template; null: if it has one, except for "
@@ -160,7 +160,7 @@ class LLMOptions:
     )
     eval_batch: int = key(
         64,
-        "answers generated at a time; above a temperature of 0, another number draws other samples",
+        "answers generated at a time; with a temperature above 0, a change also changes the samples",
         low=1,
         decides="rounding",
     )
@@ -278,7 +278,7 @@ def _check_together(config: LLMConfig) -> None:
         config.hidden_size % config.heads or config.heads % config.kv_heads or (config.hidden_size // config.heads) % 2
     ):
         raise UserError(
-            "llm.heads: must divide llm.hidden_size into even parts, and llm.kv_heads must divide llm.heads"
+            "llm.heads: must divide llm.hidden_size, with an even quotient, and be divisible by llm.kv_heads"
         )
     if config.lora_rank and config.method in MERGES:
         raise UserError(f"llm.lora_rank: '{config.method}' merges whole weights; use 0, or a method without merging")

@@ -133,7 +133,7 @@ def _item(row: Json, place: str) -> Item:
         try:
             row[name].encode()
         except UnicodeEncodeError:
-            raise UserError(f"{place}, '{name}': half a surrogate pair (\\ud800 to \\udfff) is no text") from None
+            raise UserError(f"{place}, '{name}': has a lone surrogate (\\ud800 to \\udfff); remove it") from None
     if not row["answer"].strip():
         raise UserError(f"{place}, 'answer': empty, so there is nothing to learn or to score")
     return Item(row["prompt"], row["answer"])

@@ -11,12 +11,12 @@ metric              trace                                                fixed
 ``choice``          equal first characters                               equal single letter at the start: "B", "(B)"
 ``rouge_l``         ``rouge`` 1.0.1, arguments swapped                   ``rouge-score``
 ``edit_similarity`` difflib, rounded to whole percent as by fuzzywuzzy   rapidfuzz's ``ratio``, both stripped
-``sari``            SARI, the whole prompt as source; an empty   the paragraph as source, stripped; an empty
+``sari``            SARI, the whole prompt as source; an empty           the paragraph as source, stripped; an empty
                     prediction has a score                               prediction scores 0
 =================== ==================================================== ==============================================
 
-ROUGE-L (Lin, 2004) and SARI (Xu et al., 2016) are own code where the packages that TRACE uses cannot serve: ``rouge``
-fails on a text without a sentence and on long ones, and the SARI of ``evaluate`` is a script on the hub.
+ROUGE-L (Lin, 2004) and SARI (Xu et al., 2016) are reimplemented where the packages that TRACE uses are unsuitable:
+``rouge`` fails on long texts and on texts without a sentence, and the SARI of ``evaluate`` is a script on the hub.
 """
 
 import re

@@ -23,13 +23,13 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
 
 
 def with_stages(backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(features (B, d), the output of each stage: (B, channels, H, W), or a list of places), by one forward pass.
+    """(features (B, d), the output of each stage: (B, channels, H, W) or tokens (B, n, channels)) of one forward pass.
 
-    A backbone with a method ``forward_stages`` gives them itself, as the built-in ones do; this can be compiled in one
-    graph. The outputs of other backbones, as timm's, are caught by hooks, at which torch.compile parts the graph.
+    A backbone with a method ``forward_stages``, such as the built-in ones, returns them itself and is compiled in one
+    graph. Those of other backbones, such as timm's, are captured by forward hooks, which break torch.compile's graph.
 
-    Raises :class:`UnusableRun` if there are none, or others than maps (B, channels, H, W) or (B, H, W, channels) and
-    lists of places (B, places, channels).
+    Raises :class:`UnusableRun` if a stage gives neither a feature map, (B, channels, H, W) or (B, H, W, channels), nor
+    tokens (B, n, channels).
     """
     forward_stages = getattr(backbone, "forward_stages", None)
     if forward_stages is not None:

@@ -93,9 +93,9 @@ class Group:
         return rows.sort_values("entry", key=lambda entries: entries.map(place).fillna(len(place)), kind="stable")
 
     def _shown_in_no_study(self) -> list[bool]:
-        """Whether no study shows a run, or the run is usual.
+        """For each run, whether it is in no study, or has the usual values of all studied keys.
 
-        Its studied keys then have the paper's values or, where no run of the method has it, the most frequent one.
+        The usual value is the paper's or, if no run of the method has it, the most frequent one.
         """
         values: dict[tuple[str, str], Counter[Any]] = defaultdict(Counter)
         for record in self.records:

@@ -1,4 +1,4 @@
-"""Which differences between means over seeds chance does not explain. Frames: a line per mean, a column per seed."""
+"""Whether differences between means over seeds are significant. Frames have a row per mean and a column per seed."""
 
 import numpy as np
 import pandas as pd

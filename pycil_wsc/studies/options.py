@@ -10,7 +10,7 @@ key = partial(keys.key, decides="later tasks")
 
 @dataclass(frozen=True)
 class RivalOptions:
-    """Options that a rival importance or reset reads. Each names its reader."""
+    """Options of the baseline importance scores and resets. The text of each names the one that reads it."""
 
     importance_samples: int | None = key(
         None, "`fisher` and `hessian`: training samples used, drawn by `seed`; null: all", low=1
