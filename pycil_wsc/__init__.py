@@ -1,8 +1,8 @@
 """A toolbox for continual learning with abundant memory, built around Weight Space Consolidation.
 
 Importing the package does not import its modules, so that ``pycil_wsc.consolidation`` can be used in any code base.
-``load``, ``load_exported``, ``Learner`` and ``Accept`` (from ``pycil_wsc.classifier``) and ``UserError``, which invalid
-input raises, are imported on first use.
+Imported on first use are ``load``, ``load_exported``, ``Learner`` and ``Accept``, from ``pycil_wsc.classifier``, and
+``UserError``, which invalid input raises, and ``TrainingDiverged``.
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pycil_wsc.classifier.gate import Accept as Accept
     from pycil_wsc.classifier.inference import load as load
     from pycil_wsc.classifier.learner import Learner as Learner
+    from pycil_wsc.errors import TrainingDiverged as TrainingDiverged
     from pycil_wsc.errors import UserError as UserError
 
 
@@ -34,6 +35,10 @@ def __getattr__(name: str) -> object:
         from pycil_wsc.errors import UserError
 
         return UserError
+    if name == "TrainingDiverged":
+        from pycil_wsc.errors import TrainingDiverged
+
+        return TrainingDiverged
     if name == "Accept":
         from pycil_wsc.classifier.gate import Accept
 

@@ -136,7 +136,7 @@ def release_memory() -> None:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` is a lack of memory, of the CPU or of an accelerator."""
-    known = "can't allocate memory", "out of memory", "ALLOC_FAILED"  # of torch's CPU, of CUDA and MPS, of cuBLAS
+    known = "can't allocate memory", "out of memory", "ALLOC_FAILED"  # of the CPU, of CUDA and MPS, of cuBLAS
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in known)
 
 
@@ -212,7 +212,7 @@ def computes_bf16_natively(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def _current(device):
-    """Within, ``device`` is the current one of its type, if it has a number."""
+    """A context in which ``device`` is the current one of its type, if it has a number."""
     if device.index is None:
         yield
         return

@@ -55,7 +55,7 @@ def write_together(contents: Mapping[Path, bytes | str], durable: bool = True) -
 def replaced(folder: Path) -> Iterator[Path]:
     """A new folder to write to, which takes the place of ``folder`` at the end, unless there is an error."""
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
     try:
         partial.mkdir(parents=True)
         yield partial

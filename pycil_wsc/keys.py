@@ -44,7 +44,7 @@ ROLES = {  # their values
 }
 SAME: Json = object()  # the same as the default
 V = TypeVar("V")
-Type = type | types.UnionType | types.GenericAlias | None  # of a key; None: not checked
+Type = type | types.UnionType | types.GenericAlias | None  # the type of a key; None: not checked
 LARGEST_INTEGER, LARGEST_NUMBER = 10**18 - 1, 3.4e38  # what a result and tensors can hold
 
 
@@ -54,7 +54,7 @@ def key(default: Json, doc: str, **declared: Json) -> Any:
     ``declared``: its limits and roles, which are the attributes of :class:`Key`.
     """
     metadata = {"decides": "result", **declared}
-    Key("", None, default, doc, **metadata)  # raises an exception for what is no limit or role
+    Key("", None, default, doc, **metadata)  # raises an exception for what is not a limit or role
     return field(default=default, metadata={"doc": doc, **metadata})
 
 
@@ -89,7 +89,7 @@ class Key:
         choices: the only allowed values.
         decides: one of :data:`DECIDES`.
         affects: ``"time"``, or ``"accuracy"`` if a step takes equally long with any value.
-        names: ``"folder"`` if the value stands in the name of the run's folder, which then is no part of its hash.
+        names: ``"folder"`` if the value stands in the name of the run's folder, and is then not part of its hash.
         identifies: the field of a result's identity that the value is part of: ``"method"``, ``"memory"``, ``"seed"``.
         restricts: whether the key restricts a run to a part of its data, for trials.
         only: ``"experiments"`` if the key splits an experiment into tasks, names it or stores it: a

@@ -53,7 +53,7 @@ class BestEffort:
 
 @contextlib.contextmanager
 def best_effort_output() -> Iterator[None]:
-    """Within the context ``sys.stdout`` and ``sys.stderr`` are :class:`BestEffort`: printing cannot fail."""
+    """A context in which ``sys.stdout`` and ``sys.stderr`` are :class:`BestEffort`: printing cannot fail."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(BestEffort, before)
     try:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
-_groups = ["pycil_wsc"]  # of entry points that are still to be loaded
-_broken: list[str] = []  # messages on those that cannot be
+_groups = ["pycil_wsc"]  # groups of entry points that are still to be loaded
+_broken: list[str] = []  # messages about entry points that cannot be loaded
 _loading = threading.RLock()  # one thread at a time imports modules, the others wait for what it registers
 
 

@@ -51,10 +51,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         image_size: side of the images that the network sees; None: that of ``X``, but at least 8, or 224 for files.
         image_shape: (side, side) or (side, side, 3) of a row; None: the smallest greyscale square that has room for it.
         value_range: the values of black and of white in rows; None: 0 and 255 if the first ``X`` is uint8, else its
-            least and its greatest.
+            least and its greatest. Later rows must then be uint8, too, or other numbers, too.
         device: as in the configuration.
         random_state: an integer, a ``RandomState`` that gives one, or None for the configuration's ``seed``.
-        keys: further keys of the configuration, such as ``{"lrate": 0.05}``.
+        keys: further keys of the configuration, such as ``{"lrate": 0.05}``, and ``held_out`` of the learner.
         quiet: print no progress.
 
     Attributes:
@@ -120,7 +120,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             if anew:
                 self._set_form({})
             form = form_of(X)
-            self._check_form(form)
+            self._check_form(form, X)
             images, labels = self._validated(X, y, anew)
             known = np.empty(0, labels.dtype) if anew else self.classes_
             labels = spelled_alike(in_common(labels, known.dtype), known)
@@ -129,19 +129,29 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             learner = Learner(self.method, quiet=self.quiet, **self._keys(images, form)) if anew else self.learner_
             learner.learn((images, names))
             self.form_ = form
+            self.bytes_ = are_bytes(X)
         self.learner_ = learner
         self.classes_ = np.union1d(known, labels)
         return self
 
-    def _check_form(self, form: str) -> None:
-        """Raise a :class:`UserError` if rows of pixels, which are scaled, meet images, which are not."""
+    def _check_form(self, form: str, X: Samples) -> None:
+        """Raise a :class:`UserError` if rows of pixels, which are scaled, meet images, which are not, or if the values
+        of black and of white come from uint8, and these rows have other numbers, or the other way round.
+        """
         fitted = getattr(self, "form_", form)  # missing in classifiers that earlier versions saved
         if "rows" in {form, fitted} and form != fitted:
             raise UserError(f"X: {form}, but the classifier was fitted on {fitted}; give {fitted}, or fit it again")
+        fitted_on_bytes = getattr(self, "bytes_", are_bytes(X))
+        if form == "rows" and self.value_range is None and are_bytes(X) != fitted_on_bytes:
+            given, before = ("uint8", "other numbers") if are_bytes(X) else (str(np.asarray(X).dtype), "uint8")
+            raise UserError(
+                f"X: rows of {given}, but the classifier was fitted on rows of {before}; give the same type, or "
+                "value_range=(black, white) when you make the classifier"
+            )
 
     @contextlib.contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
-        """Within, an error leaves what is known of the form of ``X`` as it was."""
+        """A context in which an error leaves what is known of the form of ``X`` as it was."""
         before = self._form()
         try:
             yield
@@ -165,6 +175,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         of_arguments = {name: name for name in self.get_params(deep=False)} | {"name": "method", "model_name": "method"}
         if self.random_state is not None:
             of_arguments["seed"] = "random_state"
+        if others := sorted({"out", "on_progress"} & (self.keys or {}).keys()):
+            raise UserError(f"keys: '{others[0]}' is not a key of the configuration; leave it out")
         if twice := sorted(of_arguments.keys() & (self.keys or {}).keys()):
             own = of_arguments[twice[0]]
             raise UserError(f"keys: '{twice[0]}' has an argument of its own; give {own}=... instead")
@@ -195,7 +207,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         answers, labels = self.learner_.answers, self.classes_
         with as_value_errors():
-            self._check_form(form_of(X))
+            self._check_form(form_of(X), X)
             images = self._images(X, reset=False)
             learned = answers.predict_proba(images)
             place = {name: column for column, name in enumerate(answers.classes)}
@@ -212,18 +224,19 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def save(self, folder: str | Path, copy_images: bool = False) -> None:
         """Save the classifier in ``folder``, without pickle; ``copy_images`` is that of ``Learner.save``.
 
-        If the process is killed meanwhile, the folder has the classifier of before, or this one.
+        If the process is killed meanwhile, the folder has the previous classifier, or this one.
         """
         check_is_fitted(self)
+        seed = None if "seed" in (self.keys or {}) else self.learner_.config.seed
         content = {
             "format": FORMAT,
-            "parameters": from_python(self.get_params(deep=False) | {"random_state": self.learner_.config.seed}),
+            "parameters": from_python(self.get_params(deep=False) | {"random_state": seed}),
             "fitted": from_python(self._form()),
             "labels": {"dtype": self.classes_.dtype.str, "values": self.classes_.tolist()},
             "first": first_task(self.learner_),
         }
         path = folder_of("folder", folder) / FILE
-        write_json(path, content | {"before": descriptions(path)})  # until the learner is there, the one of before is
+        write_json(path, content | {"before": descriptions(path)})  # until the learner is there, the previous one is
         self.learner_.save(folder, copy_images)
         write_json(path, content)
 
@@ -268,13 +281,14 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("ContinualClassifier requires y to be passed, but the target y is None")
         if form_of(X) == "rows":
             rows, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
-            images = self._pictures(rows, reset, np.asarray(X).dtype == np.uint8)
+            images = self._pictures(rows, reset, are_bytes(X))
         else:
             images = self._images(X, reset)
             check_consistent_length(images, y)
             y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
-        return images, plain_labels(np.asarray(y))
+        labels = plain_labels(np.asarray(y))
+        check_classification_targets(labels)
+        return images, labels
 
     def _images(self, X, reset):
         """The images in a form that the learner takes."""
@@ -285,7 +299,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         if form_of(X) == "images":
             return in_colour(np.asarray(X))
         rows = validate_data(self, X, reset=reset, dtype=np.float64)
-        return self._pictures(rows, reset, np.asarray(X).dtype == np.uint8)
+        return self._pictures(rows, reset, are_bytes(X))
 
     def _pictures(self, rows, reset, bytes_given):
         """Rows of pixels, float64 (n, pixels), as uint8 images (n, side, side, 3)."""
@@ -300,12 +314,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         return in_colour(np.pad(pixels, ((0, 0), (0, missing))).reshape(-1, *self.image_shape_))
 
 
-FITTED = {"form_", "value_range_", "image_shape_", "n_features_in_", "feature_names_in_"}
+FITTED = {"form_", "bytes_", "value_range_", "image_shape_", "n_features_in_", "feature_names_in_"}
 
 
 @contextlib.contextmanager
 def as_value_errors() -> Iterator[None]:
-    """Within, a :class:`UserError` is a ``ValueError`` too, as scikit-learn expects."""
+    """A context in which a :class:`UserError` is also a ``ValueError``, as scikit-learn expects."""
     try:
         yield
     except UserError as error:
@@ -333,6 +347,11 @@ def form_of(images: Samples) -> str:
     return "images" if getattr(images, "ndim", 0) > 2 else "rows"
 
 
+def are_bytes(images: Samples) -> bool:
+    """Whether the values are uint8."""
+    return np.asarray(images).dtype == np.uint8
+
+
 def _column(images: Samples) -> list[object]:
     """The values of one column, as of a data frame; none of another shape."""
     return list(np.asarray(images, object)) if getattr(images, "ndim", 0) == 1 else []
@@ -355,7 +374,7 @@ def range_of(values: Sequence[float]) -> tuple[float, float]:
 
 
 def shape_of(pixels: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """The shape of the images of rows of so many pixels."""
+    """The shape of an image whose row has this many ``pixels``; ``wanted`` is the argument ``image_shape``."""
     if wanted is None:
         side = math.isqrt(pixels - 1) + 1
         return side, side
@@ -368,15 +387,17 @@ def shape_of(pixels: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
 def plain_labels(labels: np.ndarray) -> np.ndarray:
     """Labels as an array of booleans, numbers or strings."""
     if labels.dtype.kind == "O":
+        if len({isinstance(label, str) for label in labels.tolist()}) > 1:
+            raise UserError("y: some labels are strings, and others are not; give labels of one type")
         labels = np.array(labels.tolist())
     if labels.dtype.kind not in LABELS:
         raise UserError(f"y: labels of the type {labels.dtype}; give whole numbers or strings")
-    return labels
+    return labels + 0.0 if labels.dtype.kind == "f" else labels  # -0.0 is 0.0
 
 
 def spelled_alike(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Strings that are one name in other Unicode forms as the first of them, a known one if any; others as they are."""
-    if labels.dtype.kind != "U":
+    if labels.dtype.kind != "U" or known.dtype.kind != "U" and len(known):
         return labels
     forms: dict[str, str] = {}
     for label in [*known.tolist(), *labels.tolist()]:

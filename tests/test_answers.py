@@ -5,6 +5,7 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from small_learners import FILES, QUICK, arrays, learned, months
 from test_task_lists import photos
 
+from pycil_wsc.classifier.answers import Answers
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
 
@@ -73,6 +75,21 @@ def test_the_top_classes_are_those_of_the_greatest_probabilities(of_arrays):
     order = np.argsort(-rows, axis=1)[:, :3]
     assert names.tolist() == np.array(learner.classes)[order].tolist()
     assert np.array_equal(values, np.take_along_axis(rows, order, 1)) and names.shape == (len(images), 3)
+
+
+def test_of_equally_likely_classes_the_one_of_predict_is_on_top(of_arrays):
+    """By :func:`pycil_wsc.engine.prediction.best_classes`; torch breaks ties in another way for another k."""
+    answers, images = of_arrays[0].answers, of_arrays[1][:7]
+    equal = Answers(answers.classifier, [f"class {number}" for number in range(12)])
+    for worst in range(12):
+        logits = torch.ones(len(images), 12)
+        logits[:, worst] = 0
+        with patch.object(answers.classifier, "batches", lambda images: iter([logits])):
+            for k in range(1, 13):
+                names, values = equal.top(images, k)
+                assert names[:, 0].tolist() == equal.predict(images).tolist()
+                assert values[0, :11].tolist() == pytest.approx(np.sort(softmax(logits)[0])[::-1][: min(k, 11)])
+                assert len(set(names[0])) == k
 
 
 def test_the_top_classes_are_five_or_all_that_there_are(of_arrays):
@@ -194,11 +211,18 @@ def test_a_file_that_cannot_be_read_stops_predict_by_name_and_each_goes_on(of_fi
     assert np.allclose([found[0].probability, found[3].probability], best, rtol=1e-4)
 
 
+def test_an_image_without_a_name_is_named_by_its_position(of_arrays):
+    learner, images = of_arrays
+    wrong = images[2] / 255
+    with pytest.raises(UserError, match=r"^image 2: float64 of shape \(8, 8, 3\)"):
+        learner.predict([images[0], images[1], wrong])
+
+
 def test_a_pil_image_that_cannot_be_decoded_is_like_a_file(of_files):
     learner, files = of_files
     content = files[0].read_bytes()
     whole, cut = (Image.open(io.BytesIO(part)) for part in (content, content[: len(content) // 2]))
-    with pytest.raises(UserError, match="^image: cannot be decoded") as error:
+    with pytest.raises(UserError, match="^image 1: cannot be decoded") as error:
         learner.predict([whole, cut])
     assert "\n" not in str(error.value)
     found = list(learner.each([whole, cut, whole]))
@@ -281,11 +305,11 @@ def test_each_answers_a_folder_by_the_names_of_its_files(of_files):
         (f"{__file__!r} is one file; give a list of files: [", lambda learner: learner.predict(__file__)),
         ("otherwise: 3 is not a name", lambda learner: learner.predict([], threshold=0.5, otherwise=3)),
         ("images: a int; give uint8 (B, 16, 16, 3), a folder", lambda learner: learner.predict(3)),
-        ("image: is a float; give a PIL image", lambda learner: learner.predict([0.5])),
+        ("image 0: is a float; give a PIL image", lambda learner: learner.predict([0.5])),
         ("images: float32 of shape (1, 16, 16, 3)", lambda learner: learner.predict(np.zeros((1, 16, 16, 3), "f"))),
         ("more than 8 bits per channel", lambda learner: learner.predict([Image.new("F", (9, 9))])),
-        ("image: has 0 x 9 pixels", lambda learner: learner.predict([Image.new("RGB", (0, 9))])),
-        ("image: cannot be decoded (Operation on closed image)", lambda learner: learner.predict([closed()])),
+        ("image 0: has 0 x 9 pixels", lambda learner: learner.predict([Image.new("RGB", (0, 9))])),
+        ("image 0: cannot be decoded (Operation on closed image)", lambda learner: learner.predict([closed()])),
     ],
 )
 def test_bad_questions_are_one_line(message, ask, of_files):

@@ -104,11 +104,26 @@ def test_the_files_say_what_their_columns_are_and_what_is_done_to_an_image(repla
     for name in ("model.onnx", "model.pt2"):
         learner.export(tmp_path / name)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    found = {"classes": "", "transform": ""}
+    found = {"classes": "", "transform": "", "temperature": ""}
     torch.export.load(tmp_path / "model.pt2", extra_files=found)
     for description in (session.get_modelmeta().custom_metadata_map, found):
         assert json.loads(description["classes"]) == learner.classes
         assert json.loads(description["transform"]) == learner.transform.settings()
+        assert json.loads(description["temperature"]) == 1
+
+
+def test_a_program_and_its_temperature_give_the_probabilities(months, tmp_path):
+    """Of a learner that is calibrated."""
+    learner = learned(months[0], **QUICK, held_out=2)
+    images = arrays(months[0], "test")[0]
+    learner.export(tmp_path / "model.pt2")
+    found = {"temperature": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=found).module()
+    temperature = json.loads(found["temperature"])
+    logits = program(torch.stack([learner.transform(image) for image in images]))
+    assert temperature != 1
+    expected = learner.predict_proba(images)
+    np.testing.assert_allclose((logits / temperature).softmax(1).detach().numpy(), expected, atol=1e-5)
 
 
 def test_the_files_name_no_file_of_this_machine(replay, tmp_path):

@@ -1,5 +1,6 @@
 """`pycil_wsc.Learner`: tasks learned one by one from Python."""
 
+import copy
 import io
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from PIL import Image
 from small_learners import FILES, SMALL, arrays, assert_same, january, learned, shelf
 from small_runs import executed, killed_at, waiting_at
 from test_task_lists import MONTHS, NAMES, TEMPLATES, listed, month, photos, weights
+from torch.utils.data import Subset
 
 import pycil_wsc
 from pycil_wsc import registry
@@ -172,6 +174,34 @@ def test_files_in_the_place_of_a_finished_task_are_refused_before_it_is_learned(
     assert not seen
 
 
+def test_a_copy_made_while_it_learns_can_learn(months):
+    copies = []
+    learner = learned(months[0])
+    learner.on_progress = lambda progress: copies.append(copy.deepcopy(learner)) if not copies else None
+    learner.learn(months[1])
+    (other,) = copies
+    other.on_progress = None
+    other.learn(months[1])
+    assert_same(other, learner)
+
+
+def test_what_history_returns_is_not_the_learners_own(months, tmp_path):
+    learner = learned(months[0])
+    for entry in (*learner.history, learner.learn(months[1])):
+        entry["train_loss"].append("x")
+        entry["classes"].clear()
+    assert learner.history[0]["classes"] == list(MONTHS[0])
+    learner.save(tmp_path)
+    assert Learner.load(tmp_path).history == learner.history
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_it_learns_in_a_context_without_gradients_as_outside(context, months):
+    with context():
+        inside = learned(*months[:2])
+    assert_same(inside, learned(*months[:2]))
+
+
 def test_without_a_temporary_folder_it_asks_for_one(months, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(UserError, match="^learn: no temporary folder can be made .*; set TMPDIR"):
@@ -297,6 +327,13 @@ def test_labels_of_a_torch_dataset_may_be_whole_numbers_of_any_type(label):
     source.classes = ["no", "yes"]
     assert read_source(source).info.classes == ("no", "yes")
     assert read_source(source).train.targets.tolist() == [1, 0]
+
+
+def test_a_subset_of_a_torch_dataset_has_its_class_names():
+    source = Few([(COLOUR, 2), (COLOUR, 0), (COLOUR, 1)])
+    source.classes = ["no", "maybe", "yes"]
+    part = read_source(Subset(Subset(source, [0, 1]), [1, 0]))
+    assert part.info.classes == ("no", "yes") and part.train.targets.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("mode", ["P", "RGBA", "CMYK"])
@@ -627,7 +664,10 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
     "keys, line",
     [
         ({"memory_size": 5}, "memory_size: has no effect with fixed_memory true; memory_per_class (4) is used instead"),
-        ({"fixed_memory": False}, "memory_per_class: has no effect with fixed_memory false; memory_size (2000) is used"),
+        (
+            {"fixed_memory": False},
+            "memory_per_class: has no effect with fixed_memory false; memory_size (2000)",
+        ),
         ({"memory_bytes": 2000}, None),
         ({"memory_per_class": 9}, None),
         ({"memory_per_class": 11}, "memory_per_class: 11 is more than any class has images (at most 10); all images"),

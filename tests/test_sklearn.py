@@ -272,6 +272,11 @@ REFUSED = {
     "^value_range: .'a', 1. is not .black": lambda: small(value_range=("a", 1)).fit(np.eye(4), [0, 1, 0, 1]),
     "^image_shape: 88 is not .side, side. or": lambda: small(image_shape="88").fit(np.eye(64), np.arange(64) % 2),
     "^image_shape: .8.0, 8. is not .side": lambda: small(image_shape=(8.0, 8)).fit(np.eye(64), np.arange(64) % 2),
+    "^keys: 'out' is not a key of the configuration; leave it out": lambda: small(keys={"out": "a"}).fit(
+        IMAGES, [0, 1, 0, 1]
+    ),
+    "^y: some labels are strings, and others are not; give": lambda: small().fit(IMAGES, np.array(["a", None] * 2)),
+    "^y: labels of the type .S1; give whole numbers or strings": lambda: small().fit(IMAGES, [b"a", b"b"] * 2),
     "^X: row 1 is not a file name, unlike row 0; leave it out": lambda: small().fit(["a.png", None], [0, 1]),
     "^classes: 0 is in y, but not in classes": lambda: small().partial_fit(IMAGES, [0, 3, 0, 3], classes=3),
 }
@@ -291,6 +296,47 @@ def test_the_pixels_in_another_form_are_refused(fitted):
     for call in (classifier.predict, lambda images: copy.deepcopy(classifier).partial_fit(images, [0] * len(images))):
         with pytest.raises(ValueError, match="^X: images, but the classifier was fitted on rows; give rows, or fit it"):
             call(images)
+
+
+def test_rows_of_bytes_and_of_other_numbers_do_not_mix_unless_their_range_is_given(months, tmp_path):
+    """Black and white of the first are 0 and 255, and of others their least and greatest, which may be 0 and 1."""
+    images, names = months[0]
+    rows = images[..., 0].reshape(len(images), -1)
+    small(1).fit(rows, names).save(tmp_path)
+    small(1).fit(rows / 255, names).save(tmp_path / "floats")
+    for folder, own, others in ((tmp_path, rows, rows / 255), (tmp_path / "floats", rows / 255, rows)):
+        classifier = ContinualClassifier.load(folder)
+        before = classifier.predict_proba(own)
+        line = f"^X: rows of {others.dtype}, but the classifier was fitted on rows of "
+        for call in (lambda: classifier.predict(others), lambda: classifier.partial_fit(others, names)):
+            with pytest.raises(ValueError, match=line):
+                call()
+        assert np.array_equal(classifier.predict_proba(own), before)
+    given = small(1, value_range=(0, 255)).fit(rows, names)
+    assert np.array_equal(given.predict_proba(rows), given.predict_proba(1.0 * rows))
+
+
+def test_a_saved_seed_among_the_keys_can_be_learned_with_again(months, tmp_path):
+    images, names = months[0]
+    classifier = small(1, keys={"seed": 5}).fit(images, names)
+    classifier.save(tmp_path)
+    again = clone(ContinualClassifier.load(tmp_path)).fit(images, names)
+    assert np.array_equal(again.predict_proba(images), classifier.predict_proba(images))
+
+
+def test_a_negative_zero_is_the_label_zero(months):
+    images, names = months[0]
+    labels = np.where(names == "ant", 1.0, np.where(np.arange(len(names)) % 2, 0.0, -0.0))
+    classifier = small(1).fit(images, labels)
+    assert classifier.learner_.classes == ["0.0", "1.0"] and set(classifier.predict(images)) <= {0.0, 1.0}
+
+
+def test_strings_that_look_like_known_numbers_are_refused(months):
+    images, names = months[0]
+    labels = (names == "ant").astype(int)
+    classifier = small(1).fit(images, labels)
+    with pytest.raises(ValueError, match="^y: the labels are strings, and earlier ones were whole numbers"):
+        classifier.partial_fit(images, labels.astype(str))
 
 
 def test_whole_numbers_of_two_types_stay_whole_numbers(months):
@@ -344,7 +390,7 @@ def test_a_learner_that_goes_back_by_itself_is_one_line_until_it_is_loaded_again
         classifier.partial_fit(images, names)
         classifier.save(tmp_path)
     classifier.learner_.rollback()
-    with pytest.raises(ValueError, match="^learner_: was trained or rolled back directly, .* save the classifier, and load it again"):
+    with pytest.raises(ValueError, match="^learner_: was trained or rolled back .* save the classifier, and load it"):
         classifier.predict(images)
     assert ContinualClassifier.load(tmp_path).classes_.tolist() == ["ant", "cat"]
 

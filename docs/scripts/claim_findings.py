@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from math import factorial, inf, prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -224,7 +224,8 @@ def interval(seeds: pd.Series) -> tuple[float, float]:
 def detectable(count: int) -> float:
     """The true difference that a test of ``count`` pairs at 5 % detects with a probability of 0.8, in half-widths."""
     limit = reach(count - 1)
-    return float(brentq(lambda difference: nct.sf(limit, count - 1, difference * limit) - 0.8, 0.5, 3))
+    found: Any = brentq(lambda difference: nct.sf(limit, count - 1, difference * limit) - 0.8, 0.5, 3)
+    return float(found)
 
 
 def differences(claim: Claim, wide: pd.DataFrame) -> pd.DataFrame:

@@ -52,13 +52,12 @@ class Answering:
         It has the weights that :meth:`predict` uses, and the next task leaves it as it is. Copy it before you change
         it. :attr:`transform` makes its images.
         """
-        answers = self.answers
-        return Model(answers.classifier.learner, answers.classes)
+        return self.answers.model
 
     @property
     def transform(self) -> Transform:
         """What is done to an image before :attr:`model` sees it, as ``transform`` of a torchvision data set."""
-        return Transform(self.answers.classifier.info)
+        return self.answers.transform
 
     def predict(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> np.ndarray:
         """The most likely class of each image: names, numpy (B,).

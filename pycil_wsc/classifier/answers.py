@@ -10,6 +10,7 @@ import torch
 
 from pycil_wsc.classifier.calibration import calibration_error
 from pycil_wsc.classifier.inference import Classifier
+from pycil_wsc.classifier.model import Model, Transform
 from pycil_wsc.classifier.settings import probability
 from pycil_wsc.classifier.streams import Images, Key
 from pycil_wsc.engine.prediction import best_classes
@@ -73,6 +74,21 @@ class Answers:
         """These answers as those of a saved version."""
         return Answers(self.classifier, self.classes, self.temperature, version)
 
+    @property
+    def device(self) -> torch.device:
+        """Where :attr:`model` is."""
+        return next(self.classifier.parameters()).device
+
+    @property
+    def model(self) -> Model:
+        """The network by itself: see ``Learner.model``."""
+        return Model(self.classifier.learner, self.classes)
+
+    @property
+    def transform(self) -> Transform:
+        """What is done to an image: see ``Learner.transform``."""
+        return Transform(self.classifier.info)
+
     def logits(self, images: Images) -> torch.Tensor:
         """Logits, float32 (B, classes), on the device, without gradients; not divided by the temperature."""
         return self.classifier.logits(images)
@@ -113,9 +129,11 @@ class Answers:
         found = [np.empty((0, k), names.dtype)]
         values = [np.empty((0, k))]
         for logits in self.classifier.batches(images):
-            best = self.probabilities(logits).topk(int(k))
-            found.append(names[best.indices.numpy()])
-            values.append(best.values.numpy())
+            probabilities = self.probabilities(logits)
+            first = best_classes(logits)[:, :1].cpu()  # of several that are equally likely, the one of predict
+            best = probabilities.scatter_add(1, first, torch.ones(first.shape).double()).topk(int(k)).indices
+            found.append(names[best.numpy()])
+            values.append(probabilities.gather(1, best).numpy())
         return np.concatenate(found), np.concatenate(values)
 
     def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:

@@ -53,7 +53,7 @@ MLFLOW = """flavors:
 signature:
   params: '{params}'
 """
-PARAMS = [  # that predict takes, without which MLflow drops them
+PARAMS = [  # the arguments of predict, which MLflow drops if they are not declared
     {"name": "threshold", "type": "double", "default": None, "shape": None},
     {"name": "otherwise", "type": "string", "default": UNKNOWN, "shape": None},
 ]

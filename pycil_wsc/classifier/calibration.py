@@ -5,7 +5,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 BINS = 15  # as Guo et al. (2017)
-LIMIT = 10.0  # of the logarithm of the temperature
+LIMIT = 10.0  # the logarithm of the temperature is between -LIMIT and LIMIT
 
 
 def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:

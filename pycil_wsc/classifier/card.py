@@ -73,7 +73,7 @@ class Told(NamedTuple):
     method: str
     backbone: str
     version: str
-    seconds: float  # that its tasks took
+    seconds: float  # what its tasks took
 
 
 def card(path: Path, held: Dataset, told: Told, matrix: Matrix | None) -> str:

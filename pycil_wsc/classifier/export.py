@@ -22,23 +22,34 @@ from pycil_wsc.files import write_atomically
 INPUT, OUTPUT = "images", "logits"
 TOLERANCE = 1e-4  # of the logits, absolute and relative
 LARGEST_ONNX = 2 * 10**9  # bytes of weights: the format ends at 2 GiB
-OLDEST_OPSET = 18  # that torch writes; it would keep this one for an older one
+OLDEST_OPSET = 18  # the oldest that torch writes: it would write this one instead of an older one
 PROGRAMS = (".onnx", ".pt2")
 FORMS = "NAME.onnx, NAME.pt2 or the name of a folder"
 INSTALL = "pip install -r requirements-export.txt, or pip install '.[export]'"
 
 
-def export_program(path: Path, model: Model, transform: Transform, opset: int | None = None) -> None:
+def export_program(
+    path: Path, model: Model, transform: Transform, temperature: float = 1.0, opset: int | None = None
+) -> None:
     """Write ``model`` to ``path``, ``NAME.onnx`` or ``NAME.pt2``, once its logits have been compared with the model's.
 
-    ``opset``: the version of ONNX's operators; None: the one that torch chooses.
+    Args:
+        path: the file.
+        model: the network; its logits are not divided by the ``temperature``.
+        transform: what is done to an image, which is described in the file.
+        temperature: of the calibration, which is noted in the file.
+        opset: the version of ONNX's operators; None: the one that torch chooses.
 
     Raises:
         UserError: if a package is missing, the network cannot be converted, or the file cannot be written. What was
             there before is then intact.
     """
     plain = portable(model)
-    description = {"classes": json.dumps(model.classes), "transform": json.dumps(transform.settings())}
+    description = {
+        "classes": json.dumps(model.classes),
+        "transform": json.dumps(transform.settings()),
+        "temperature": json.dumps(temperature),
+    }
     if path.suffix == ".onnx":
         content = onnx_of(plain, transform.side, description, opset)
         run = run_onnx
@@ -121,7 +132,7 @@ def onnx_of(model: Model, side: int, description: Mapping[str, str], opset: int 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Within, errors of the exporters are one line, and their warnings, which are about each other, are silent."""
+    """A context that makes one line of an exporter's error, and hides warnings, which they give about each other."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

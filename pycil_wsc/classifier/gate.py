@@ -100,8 +100,8 @@ def decided(
 
     Args:
         accept: the condition.
-        old: for each image of a class known before, whether the model before is right, and the one after: bool (n,).
-        new: for each image of a new class, whether the model after is right: bool (m,).
+        old: for each image of a class known before, whether the previous model is right, and the new one: bool (n,).
+        new: for each image of a new class, whether the new model is right: bool (m,).
         classes: the number of classes after the update.
         on: what the images are.
 
@@ -159,7 +159,7 @@ def _not_learned(accept: Accept, new: Accuracy | None, classes: int) -> str:
     measured = f"accuracy on {_images(new, 'new')}: {new['after']:.1f}"
     right = round(new["images"] * new["after"] / 100)
     good = (1 + 1 / classes) / 2  # the accuracy of a model halfway between guessing and always right
-    chance = float(bdtr(right, new["images"], good))  # that this model has so few right
+    chance = float(bdtr(right, new["images"], good))  # that a good model has at most this many right
     if classes > 1 and new["after"] <= 100 / classes and chance < 1 - accept.confidence:
         return f"{measured}, no better than guessing one of {classes}"
     if new["interval"][1] < 100 * accept.min_new:

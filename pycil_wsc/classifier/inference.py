@@ -34,7 +34,7 @@ from pycil_wsc.runs.checkpoint import WEIGHTS
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
 
-LARGEST_SIDE = 1 << 16  # of an image, in pixels
+LARGEST_SIDE = 1 << 16  # largest side of an image, in pixels
 
 
 def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> "Classifier":
@@ -101,7 +101,7 @@ class Reached(NamedTuple):
 
     @classmethod
     def of_stream(cls, seen: Sequence[int]) -> "Reached":
-        """That of a learner with so many classes after each task; they are numbered in learning order."""
+        """That of a learner with ``seen[t]`` classes after task t; they are numbered in learning order."""
         return cls(list(range(seen[-1])), [0, *seen], len(seen) - 1)
 
     @property
@@ -172,8 +172,9 @@ class Classifier(nn.Module):
         learner.eval()
         normalise = augment.Normalise(info.mean, info.std, device)
         for chunk in self.chunks(images):
-            for error in chunk.refused.values():
-                raise error
+            for place, error in chunk.refused.items():
+                key = chunk.keys[place]  # the error about a file names it already
+                raise UserError(f"image {key}: {str(error).removeprefix('image: ')}") if isinstance(key, int) else error
             writable = np.require(chunk.pixels, requirements=["C", "W"])  # torch warns of others
             pixels = torch.from_numpy(writable).to(device)
             if pixels.shape[1] != info.image_size:

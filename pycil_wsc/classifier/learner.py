@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from pycil_wsc import devices
 from pycil_wsc.allocator import free_memory
@@ -72,8 +75,8 @@ class Learner(Answering):
     """A classifier that learns one task after another. Future tasks need not be known in advance.
 
     Classes are identified by name. The head grows for new classes; new images may also belong to known classes, whose
-    exemplars are then chosen again. Between two tasks the learner keeps only the exemplars: the names of image files,
-    or pixels.
+    exemplars are then chosen again. Between two tasks the learner keeps the exemplars and the held-out images (the
+    names of image files, or pixels), and a hash of each image that it has learned.
 
     Args:
         name: the method, as ``model_name`` in JSON: ``"wsc"``, ``"replay"``, ...
@@ -83,7 +86,8 @@ class Learner(Answering):
         held_out: the number of images of each class to hold out from training, at most a fifth of the class. They are
             used to calibrate the probabilities and to judge updates (``accept``). 0: all images are trained on,
             probabilities are not calibrated, and updates are judged on the exemplars.
-        on_progress: called several times a second while the learner learns.
+        on_progress: called several times a second while the learner learns, with a
+            :class:`~pycil_wsc.runs.progress.Progress`, such as ``position="task 2/2, epoch 3/70"`` and ``images=1280``.
         keys: configuration keys (docs/configuration.md), such as ``memory_per_class=200``, ``epochs=5``,
             ``wsc={"retain": 0.5}``. A key of later tasks that is given, such as ``epochs``, also holds for the first
             task, unless its counterpart, such as ``init_epoch``, is given.
@@ -122,6 +126,7 @@ class Learner(Answering):
     def __setstate__(self, state: Mapping[str, object]) -> None:
         vars(self).update(state)
         self._changing = threading.RLock()
+        self._learning = False  # the copy of a learner that was learning is not
 
     @property
     def classes(self) -> list[str]:
@@ -134,13 +139,13 @@ class Learner(Answering):
 
         ``when`` it was learned, ``data`` (name, number of images and their fingerprint, those held out included), the
         new ``classes``, the ``accuracies`` on the held-out images in percent, ``seconds``, and the gate's decision if
-        there was one. Further entries are those of a line of ``metrics.jsonl``.
+        there was one. Further entries are those of a line of ``metrics.jsonl`` (docs/outputs.md).
         """
         if self._saved is None:
             return []
         lines = self._saved.state["history"]
         noted = [*self._saved.ledger.entries, *[Entry()] * len(lines)]  # earlier versions noted nothing
-        return [{**line, "task": line["task"] + 1, **entry} for line, entry in zip(lines, noted)]
+        return [copy.deepcopy({**line, "task": line["task"] + 1, **entry}) for line, entry in zip(lines, noted)]
 
     def __repr__(self) -> str:
         if not self.history:
@@ -170,7 +175,8 @@ class Learner(Answering):
         """
         if accept is not None and not isinstance(accept, Accept):
             raise UserError(f"accept: is a {type(accept).__name__}; give pycil_wsc.Accept(max_drop=0.02)")
-        with self._alone(), ONE_AT_A_TIME, self._learns():
+        gradients = torch.inference_mode(False), torch.enable_grad()  # also in a caller's no_grad()
+        with self._alone(), ONE_AT_A_TIME, self._learns(), gradients[0], gradients[1]:
             bar = Bar(self.quiet, self.on_progress)
             update = Update(self.config, self._saved, self._answers, self.held_out, self.out, bar, accept)
             outcome = update.learn(source)
@@ -242,7 +248,8 @@ class Learner(Answering):
         """Write what :meth:`predict` uses for other programs; the name of ``path`` decides the form.
 
         ``NAME.onnx``: ONNX; ``NAME.pt2``: a program of ``torch.export``. Both take batches of any size of what
-        :attr:`transform` makes and return logits, which have been compared with those of :attr:`model`.
+        :attr:`transform` makes and return logits, which have been compared with those of :attr:`model`. For calibrated
+        probabilities, divide them by the ``temperature`` in the file's metadata before the softmax.
 
         Another name is that of a folder for the weights as safetensors and a model card, which the Hugging Face Hub and
         MLflow take as it is, and :func:`pycil_wsc.load_exported` loads. No image and no path is in it.
@@ -267,7 +274,8 @@ class Learner(Answering):
         elif evaluations is not None:
             raise UserError(f"evaluations: apply to folders only, and {path.name} is a file; leave them out")
         else:
-            export_program(path, self.model, self.transform, opset)
+            answers = self.answers  # all of one state
+            export_program(path, answers.model, answers.transform, answers.temperature, opset)
 
     def save(self, folder: str | Path, copy_images: bool = False, versions: int = 5) -> None:
         """Save the learner in ``folder`` (``learner.safetensors``), as its newest version.
@@ -362,7 +370,7 @@ class Learner(Answering):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Within, no other thread changes the learner. Raises a :class:`UserError` in a callback of :meth:`learn`."""
+        """A context in which no other thread changes the learner; :class:`UserError` in a callback of :meth:`learn`."""
         with self._changing:
             if self._learning:
                 raise UserError("the learner is learning; call this when learn has returned, not in on_progress")
@@ -371,7 +379,7 @@ class Learner(Answering):
     @contextlib.contextmanager
     def _learns(self) -> Iterator[None]:
         self._learning = True
-        devices.release_memory()  # of an attempt that failed
+        devices.release_memory()  # what a failed attempt has left
         try:
             yield
         finally:

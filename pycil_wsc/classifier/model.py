@@ -124,7 +124,7 @@ def as_picture(image: Picture) -> Image.Image:
 
 
 def opened(content: bytes) -> Image.Image:
-    """The image in the ``content`` of a file. Raises a :class:`UserError` if it is none."""
+    """The image in the ``content`` of a file. Raises a :class:`UserError` if it is not an image."""
     try:
         return open_image(io.BytesIO(content))
     except Exception:  # what decoders raise about a damaged image

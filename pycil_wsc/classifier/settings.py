@@ -34,7 +34,7 @@ def of_learner(keys: Mapping[str, object]) -> dict[str, object]:
 
 
 def folder_of(name: str, path: object) -> Path:
-    """``path`` as the path of a folder; raises a :class:`UserError`, which begins with ``name``, if it is none.
+    """``path`` as the path of a folder; raises a :class:`UserError`, which begins with ``name``, if it cannot be one.
 
     It is absolute, so that it holds in whichever folder the process will be.
     """
@@ -64,7 +64,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 @contextlib.contextmanager
 def refusing(path: Path, what: str, remedy: str, named: bool = False) -> Iterator[None]:
-    """Within, an error is a :class:`UserError`: ``path`` is not ``what`` it should be, and the ``remedy``.
+    """A context that turns errors into a :class:`UserError`: ``path`` is not ``what`` it should be, and the ``remedy``.
 
     Damaged files, and those of other programs and versions, raise many kinds of errors. ``named``: a
     :class:`UserError` gets ``path`` in front.

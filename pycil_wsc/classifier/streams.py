@@ -24,7 +24,7 @@ from pycil_wsc.data.sources import as_array
 from pycil_wsc.errors import UserError
 
 Images = np.ndarray | torch.Tensor | Iterable[Picture] | str | os.PathLike[str]
-Key = str | int  # of an image: its file's name, or its number
+Key = str | int  # identifies an image: its file name, or its position, counted from 0
 FORMS = "a folder, or a list or generator of file names, PIL images or uint8 (H, W, 3)"
 
 

@@ -94,7 +94,7 @@ class Update:
         self.base = config
         self.config = config  # with the task of this update, once that is known
         self.held = present.held if present else None
-        self.hashes = dict(present.hashes) if present else {}  # of image files that have been read
+        self.hashes = dict(present.hashes) if present else {}  # SHA-256 of the image files that have been read
         self.ledger = dataclasses.replace(present.ledger if present else Ledger(), per_class=per_class)
         self.known = list(self.held.info.classes) if self.held else []
         self.out = out

@@ -120,7 +120,7 @@ def files_of_all(folder: Path) -> set[str] | None:
 
 
 def one_before(folder: Path) -> int:
-    """The number of the version that the present one was learned from; of the one before, if that is not known or kept.
+    """The number of the version that the present one was learned from; if that is not known or kept, the previous one.
 
     Raises a :class:`UserError` if there is none.
     """

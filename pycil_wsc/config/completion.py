@@ -21,7 +21,7 @@ from pycil_wsc.keys import Key, declared, without_empty_groups
 if TYPE_CHECKING:
     from pycil_wsc.learners.base import BaseLearner
 
-LARGEST_FACTOR = 1000  # of the methods' epochs
+LARGEST_FACTOR = 1000  # by which a budget may multiply the methods' epochs
 
 
 def complete(flat: Mapping[str, Json]) -> Config:

@@ -80,8 +80,8 @@ def check_saved_shapes(saved: Mapping[str, Sequence[int]], own: Mapping[str, tup
 def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None, of_gradients: bool = True) -> None:
     """Raise :class:`NonFiniteGradients`, in all processes, if a score in any of them is not finite.
 
-    ``of_gradients``: whether the scores are moments of gradients, which are then named as the cause. Waits for the
-    device, once.
+    ``of_gradients``: whether the scores are moments of gradients, which are then named as the cause. Synchronises
+    with the device, once.
     """
     parts = [(name, score[index].isfinite().all()) for name, score in scores.items() for index in blocks(score.shape)]
     finite = torch.stack([part.to(parts[0][1].device) for _, part in parts]).tolist() if parts else []

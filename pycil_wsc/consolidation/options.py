@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pycil_wsc.consolidation.wsc import WeightSpaceConsolidation
 
 
-Arguments = dict[str, Any]  # of `WeightSpaceConsolidation`
+Arguments = dict[str, Any]  # keyword arguments of `WeightSpaceConsolidation`
 
 
 def option(default: object, doc: str, **limits: object) -> Any:
@@ -210,7 +210,7 @@ class EpochOptions(WSCOptions):
         return self.average and self.average_lr is not None
 
     def held_from(self, epochs: int, warmup_steps: int) -> int:
-        """The epoch from which the learning rate is held: the first one after a warm-up of so many steps.
+        """The epoch from which the learning rate is held: the first one after a warm-up of ``warmup_steps`` steps.
 
         A warm-up of less than an epoch holds the rate from the next epoch on; without a warm-up, it is held from the
         start.

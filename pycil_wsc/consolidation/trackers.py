@@ -12,7 +12,7 @@ from pycil_wsc.consolidation.functional import Betas, drift, update_moments_
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.sharded import like, local, part_of
 
-State = dict[str, Any]  # of tensors and plain values, nested
+State = dict[str, Any]  # tensors and plain values, nested
 Params = Mapping[str, Tensor]
 QUANTISED = ("torchao",)  # packages whose optimisers keep moments in 8 or 4 bits
 RENAMED = ("bitsandbytes",)  # packages whose optimisers have other names for them
@@ -82,7 +82,7 @@ class Tracker:
                 raise RuntimeError(
                     f"the gradient of '{name}' is sparse: make it dense (for an embedding, sparse=False)"
                 )
-        if skipped is None or not skipped.item():  # waits for the device, for new names and under a GradScaler only
+        if skipped is None or not skipped.item():  # synchronises, for new names and under a GradScaler only
             self.with_gradient.update(names)
 
 

@@ -26,7 +26,7 @@ from pycil_wsc.consolidation.resets import Blend, Reset, check_share, check_whol
 from pycil_wsc.consolidation.sharded import like, local, part_of, peers_of
 from pycil_wsc.consolidation.trackers import Params, State, Tracker, wide
 
-FORMAT = 2  # of the saved state
+FORMAT = 2  # version of the saved state
 SCOPES = ("global", "tensor")
 
 
@@ -65,8 +65,8 @@ class WeightSpaceConsolidation:
 
     Parameters without a gradient in the whole warm-up are neither ranked nor reset; a gradient missing in some steps
     counts as zero in those. Steps are optimiser steps: gradients may be accumulated over several batches, and a step
-    that a ``GradScaler`` skips does not count. No step waits for the device except the reset (under a ``GradScaler``
-    also each sample and the first step).
+    that a ``GradScaler`` skips does not count. No step synchronises with the device except the reset (under a
+    ``GradScaler`` also each sample and the first step).
 
     Memory, for N trainable elements of s bytes, f = max(s, 4): N (s + 2 f) bytes until the reset, N f after it;
     N (s + 3 f) if the reset repeats; N f alone, from the end of the warm-up on, with ``reset=None``. So 12, then 4
@@ -130,7 +130,7 @@ class WeightSpaceConsolidation:
             raise ValueError("named_parameters has no parameter that requires a gradient")
         eligible = {plain_name(name): mask for name, mask in (eligible or {}).items()}
         check_eligible(eligible, self._params)
-        self._marked = {name: int(mask.sum()) for name, mask in eligible.items()}  # of whole tensors
+        self._marked = {name: int(mask.sum()) for name, mask in eligible.items()}  # in whole tensors
         self.peers = peers or peers_of(self._params)
         self._eligible = {
             name: part_of(mask.to(self._params[name].device), self._params[name]) for name, mask in eligible.items()
@@ -419,7 +419,7 @@ class WeightSpaceConsolidation:
         self._act(optimizer)
 
     def _subtract_skipped(self):
-        """Subtract skipped steps from the count and return their number. Waits for the device if there may be any."""
+        """Subtract skipped steps from the count and return their number. Synchronises if there may be any."""
         skipped = 0 if self._skipped is None else int(self._skipped)
         self._steps -= skipped
         self._skipped = None
@@ -449,7 +449,7 @@ class WeightSpaceConsolidation:
         names = list(scores)
         params, values = _pick(self._params, names), reset.others(self._previous)
         others = _pick(values, names) if values else params  # a rule may need none
-        if values and not reset.needs_previous:  # whole tensors; those of before are this process's rows
+        if values and not reset.needs_previous:  # whole tensors; previous weights are this process's rows
             others = [part_of(x, self._params[name]).to(p.device) for name, x, p in zip(names, others, params)]
         retain, eligible = self.retain if reset.ranks else 0.0, [self._eligible.get(name) for name in names]
         reset_(params, others, list(scores.values()), retain, reset, self.rank_scope, eligible, self.peers)

@@ -70,7 +70,7 @@ def flip(images: Tensor, mirror: Tensor) -> Tensor:
 def autocontrast(maps: Tensor) -> Tensor:
     """Stretch each channel to 0..255: uint8 (B, C, H, W) -> the same shape.
 
-    Equals torchvision's, which assigns by masks, for which a host waits.
+    Equals torchvision's, which assigns by masks, for which the host synchronises.
     """
     low = maps.amin((2, 3), keepdim=True).float()
     scale = (maps.amax((2, 3), keepdim=True) - low) * (1 / 255)

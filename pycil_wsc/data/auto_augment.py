@@ -46,7 +46,7 @@ class AutoAugment:
         rng = np.random.default_rng([seed, 2])
         operations = []
         centres = [np.empty((0, 2))]
-        self.rows: list[slice] = []  # of each batch in `centres`
+        self.rows: list[slice] = []  # the rows of each batch in `centres`
         first = 0
         for number, rows in batches:
             operations.append(list(drawn(rng, number, rows)))

@@ -23,7 +23,7 @@ class Choices:
 
     def __init__(self, operations: dict[str, Operation], drawn: Iterable[Drawn], device: torch.device) -> None:
         self.operations = operations
-        self.groups: list[list[tuple[str, float, slice]]] = []  # of each batch: operation, value, places in `members`
+        self.groups: list[list[tuple[str, float, slice]]] = []  # per batch: operation, value, rows of `members`
         members = [np.empty(0, np.int64)]
         end = 0
         for of_batch in drawn:

@@ -62,7 +62,7 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
 def with_weights(dataset: Dataset, pretrained: bool | str) -> Dataset:
     """``dataset`` with the hash of the file of ``pretrained`` weights in its fingerprint: other weights are other data.
 
-    A name that is no readable file changes nothing.
+    A name that is not a readable file changes nothing.
     """
     found = hash_of_weights(pretrained)
     if found is None or dataset.fingerprint is None:
@@ -71,7 +71,7 @@ def with_weights(dataset: Dataset, pretrained: bool | str) -> Dataset:
 
 
 def hash_of_weights(pretrained: bool | str) -> str | None:
-    """The first 16 hexadecimal digits of the hash of a file of weights; None if it is no readable file."""
+    """The first 16 hexadecimal digits of the hash of a file of weights; None if it is not a readable file."""
     try:
         status = os.stat(pretrained) if isinstance(pretrained, str) else None
         return status and _hash(str(pretrained), status.st_size, status.st_mtime_ns, status.st_ctime_ns)

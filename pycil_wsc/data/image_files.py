@@ -76,7 +76,7 @@ def read_task_folder(name: str, path: Path) -> Dataset:
 
 
 def _refuse_unknown_parts(path):
-    """A folder ``train`` of folders is no class, but a part; its other part has another name, or is missing."""
+    """A folder ``train`` of folders is not a class, but a part; the other part has another name, or is missing."""
     for part in sorted(path.iterdir()) if path.is_dir() else ():
         if part.name.lower() == "train" and part.is_dir():
             entries = list(part.iterdir())
@@ -138,7 +138,7 @@ def _images_below(folder: str | Path, elsewhere: Collection[tuple[int, int]] = (
 
 
 def _is_image(name: str) -> bool:
-    """Whether a file has the name of an image; macOS's own files, which begin with ``._``, are none."""
+    """Whether a file has the name of an image; macOS's own files, which begin with ``._``, are not images."""
     return name.lower().endswith(IMG_EXTENSIONS) and not name.startswith("._")
 
 

@@ -240,7 +240,7 @@ def _resized_size(width: int, height: int, side: int) -> tuple[int, int]:
 
 
 def _decode_into(numbered: np.ndarray, file: Path, resize: v2.Resize) -> list[str]:
-    """Decode image files to their places, counted in pixels; returns a line for each that cannot be read."""
+    """Decode image files to their offsets, counted in pixels; returns a line for each that cannot be read."""
     problems = []
     with open(file, "r+b") as output:
         for path, start in numbered:

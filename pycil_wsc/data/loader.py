@@ -91,8 +91,8 @@ class Source:
             indices: int64 array, the samples of the epoch.
             targets: int64 array, the targets of the whole split.
             batch_size: images per batch.
-            train: augment and shuffle the images, both from ``seed``, and merge a last batch of one image into the one
-                before.
+            train: augment and shuffle the images, both from ``seed``, and merge a last batch of one image into the
+                previous one.
             seed: seed of the epoch.
             shuffle: False: do not shuffle, even with ``train``.
             share: the part of each batch to load. Its images do not depend on how the batches are shared.
@@ -250,7 +250,7 @@ class FolderSource(CroppedSource):
             persistent_workers=persistent,
             pin_memory=self.device.type != "cpu",
             collate_fn=_stack,
-            generator=torch.Generator(),  # of the workers' seeds; torch's own one is for the network
+            generator=torch.Generator(),  # draws the workers' seeds; torch's global one is for the network
         )
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class FolderSource(CroppedSource):
         if not self.started:
             return_freed_memory()
             self.started = True
-        beside = self.busy  # another pass, as that of an epoch beside that of an importance, or of its other view
+        beside = self.busy  # another pass is under way: an epoch while an importance is computed, or its other view
         if beside:
             loader = self._loader(plan, persistent=False)
         else:
@@ -276,7 +276,7 @@ class FolderSource(CroppedSource):
                 images = next(decoded) if part else torch.empty(0, *[self.info.image_size] * 2, 3)
                 if isinstance(images, str):
                     raise UserError(images)
-                # of pageable memory a copy may be read, by MPS for one, after the memory has gone to other images
+                # not from pageable memory: MPS, for one, may read that after it has gone to other images
                 yield images.to(self.device, non_blocking=images.is_pinned())
             next(decoded, None)  # run the loader's iterator to its end
         except RuntimeError as error:

@@ -147,7 +147,7 @@ class Pool:
     def of_each_class(
         self, pick: Callable[[np.ndarray, int], np.ndarray], shared: bool = True
     ) -> dict[int, np.ndarray]:
-        """Class -> its exemplars, most important first: the candidates whose places ``pick(rows, quota)`` returns.
+        """Class -> its exemplars, most important first: the candidates whose positions ``pick(rows, quota)`` returns.
 
         ``shared``: processes share the classes. ``pick`` must then draw no number from ``rng``.
         """

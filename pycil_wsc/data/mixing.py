@@ -69,7 +69,7 @@ class MixingSource:
                 yield images[rows], labels[rows], mixed[rows], classes[mine][rows]
 
     def pairs(self, targets: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """The places of both images, the class and the weight of the first image of each mixture: all (M,)."""
+        """The positions of both images, the class and the weight of the first image of each mixture: all (M,)."""
         places = np.arange(len(targets))
         first = np.tile(places, self.rounds)
         second = np.concatenate([places[:0], *(rng.permutation(places) for _ in range(self.rounds))])

@@ -67,8 +67,8 @@ def num_batches(num_samples: int, batch_size: int, join: bool = False) -> int:
 
 
 def batch_slices(num_samples: int, batch_size: int, join: bool = False) -> list[slice]:
-    """The slice of each batch. With ``join``, a last batch of a single sample is merged into the one before, unless all
-    batches have one sample.
+    """The slice of each batch. With ``join``, a last batch of a single sample is merged into the previous one, unless
+    all batches have one sample.
     """
     starts = list(range(0, num_samples, batch_size))
     if join and batch_size > 1 and len(starts) > 1 and num_samples - starts[-1] == 1:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from pycil_wsc.data.datasets import load_dataset, path_of
 from pycil_wsc.data.fingerprint import fingerprint
@@ -141,7 +141,7 @@ def _of_torch(source: Any) -> Dataset:
     images = [_image(image, f"{type(source).__name__}: item {index}") for index, (image, _) in enumerate(samples)]
     _check_one_shape(f"{type(source).__name__}: images of shapes", images)
     labels = [_plain(label) for _, label in samples]
-    names: Sequence[str] | None = getattr(source, "classes", None)
+    names: Sequence[str] | None = getattr(_whole(source), "classes", None)
     if names is not None:
         named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
         if isinstance(names, str) or not named:
@@ -152,6 +152,13 @@ def _of_torch(source: Any) -> Dataset:
         check_names(type(source).__name__, [names[label] for label in used])
         labels = [names[label] if isinstance(label, int) else label for label in labels]
     return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
+
+
+def _whole(source: Any) -> Any:
+    """The data set that a ``Subset``, or a subset of one, is of."""
+    while isinstance(source, Subset) and not hasattr(source, "classes"):
+        source = source.dataset
+    return source
 
 
 def _plain(label: object) -> object:

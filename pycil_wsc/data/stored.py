@@ -18,7 +18,7 @@ class ExemplarValues:
     def __init__(self, samples: int, device: torch.device) -> None:
         self.samples, self.device = samples, device
         self.rows: dict[str, tuple[Tensor, Tensor]] = {}  # name -> (int64 (n,) sorted samples, float32 (n, d))
-        self.tables: dict[str, tuple[Tensor, Tensor]] = {}  # of `rows`, on the device, see `table`
+        self.tables: dict[str, tuple[Tensor, Tensor]] = {}  # `rows` on the device, see `table`
 
     def put(self, name: str, indices: np.ndarray, values: Tensor) -> None:
         """Store ``values`` (n, d) of the exemplars ``indices`` (n,), in place of earlier ones.
@@ -45,12 +45,12 @@ class ExemplarValues:
         return np.setdiff1d(indices, self.rows[name][0].numpy()) if name in self.rows else indices
 
     def of(self, name: str, indices: Tensor) -> Tensor:
-        """The rows of samples on the device, (B,) -> (B, d); nan for a sample that has none. Does not wait."""
+        """The rows of samples on the device, (B,) -> (B, d); nan for a sample that has none. Does not synchronise."""
         places, rows = self.table(name)
         return rows[places[indices]]
 
     def table(self, name: str) -> tuple[Tensor, Tensor]:
-        """(the place of each sample's row: int64 (samples,), the rows and one of nan: (n + 1, d)), on the device."""
+        """(the position of each sample's row: int64 (samples,), the rows and one of nan: (n + 1, d)), on the device."""
         if name not in self.tables:
             samples, rows = self.rows.get(name, (torch.empty(0, dtype=torch.int64), torch.empty(0, 1)))
             places = torch.full((self.samples,), len(rows))

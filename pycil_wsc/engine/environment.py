@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Within, torch is restricted to deterministic algorithms if that is ``wanted``, and not otherwise.
+    """A context in which torch is restricted to deterministic algorithms if that is ``wanted``, and not otherwise.
 
     With the restriction, an operation without a deterministic algorithm raises RuntimeError.
     """
@@ -67,7 +67,7 @@ def commit() -> str | None:
 
 @contextlib.contextmanager
 def kept_commit() -> Iterator[None]:
-    """Within, :func:`commit` stays what it is, here and in new processes, whatever is checked out meanwhile."""
+    """A context in which :func:`commit` stays the same, here and in new processes, whatever is then checked out."""
     known, now = os.environ.get("PYCIL_WSC_COMMIT"), commit()
     os.environ["PYCIL_WSC_COMMIT"] = now or ""
     try:

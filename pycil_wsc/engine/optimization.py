@@ -60,6 +60,6 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def clip(optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
-    """Scale down all gradients if their total norm is above ``max_norm``. Does not wait for a GPU."""
+    """Scale down all gradients if their total norm is above ``max_norm``. Does not synchronise with a GPU."""
     if max_norm is not None:
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)

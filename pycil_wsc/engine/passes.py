@@ -58,7 +58,7 @@ class CompiledPasses(Passes):
     def _compiled(self, batch):
         from torch._dynamo.exc import TorchDynamoException  # importing it takes seconds: not without `compile`
 
-        torch.compiler.cudagraph_mark_step_begin()  # what the step before has returned may be overwritten
+        torch.compiler.cudagraph_mark_step_begin()  # what the previous step returned may be overwritten
         try:
             return self.compiled(batch)
         except TorchDynamoException as error:

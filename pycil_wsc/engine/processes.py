@@ -224,7 +224,7 @@ class Processes:
         return self.sum_(tensor.clone())
 
     def all(self, flag: torch.Tensor) -> bool:
-        """Whether ``flag``, a bool tensor (), is set in all processes. Waits for the device."""
+        """Whether ``flag``, a bool tensor (), is set in all processes. Synchronises with the device."""
         return not self.sum((~flag).int()).item()
 
     def before(self, count: int) -> int:

@@ -79,7 +79,7 @@ class _Normalise(torch.autograd.Function):
             direct, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
                 gradient, images, weight, mean, var, *saved, False, ctx.eps, [True, True, True]
             )
-        sums = torch.cat([by_weight, by_bias]).float()  # of gradient * normalised image, and of gradient
+        sums = torch.cat([by_weight, by_bias]).float()  # sums of gradient * normalised image, and of the gradient
         distributed.all_reduce(sums)
         scale = weight * (var + ctx.eps).rsqrt() / count
         slope = -scale * (var + ctx.eps).rsqrt() * sums[: len(mean)]

@@ -7,7 +7,7 @@ from pycil_wsc.engine.processes import Processes
 
 
 def whole_batch(rows: Tensor, processes: Processes, whole: int) -> tuple[Tensor, Tensor]:
-    """The rows of all processes, to whose own the gradients return. Does not wait for the device.
+    """The rows of all processes, to whose own the gradients return. Does not synchronise with the device.
 
     Args:
         rows: (n, d), those of this process's part of the batch (:attr:`Processes.share_of_each_batch`).

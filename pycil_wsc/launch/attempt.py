@@ -64,7 +64,7 @@ class Outcome:
     failure: str = ""
     again: bool = False  # another attempt may succeed
     error: str = ""
-    trace: str = ""  # of the failure
+    trace: str = ""  # the traceback of the failure
 
 
 class Datasets:
@@ -92,7 +92,7 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
             result = finished(config, data.of(config))
             if not result:
                 devices.release_memory()
-                (folder / FAILURE).unlink(missing_ok=True)  # of an earlier attempt
+                (folder / FAILURE).unlink(missing_ok=True)  # left by an earlier attempt
                 result = execute(from_first(config), data, recorded(on_progress, folder, job.planned))
             remove_unfinished(config)
         return Outcome(result=result)

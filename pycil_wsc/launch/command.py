@@ -85,10 +85,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Returns the exit code: 0, 1 if a run failed, 2 for invalid input, 130 if stopped by Ctrl-C.
-    """
+    """Run the command line; returns the exit code: 0, 1 if a run failed, 2 for invalid input, 130 after Ctrl-C."""
     with best_effort_output():
         if argv is None:
             on_signals(_leave)

@@ -126,7 +126,7 @@ def keep_result(job: Job, result: Mapping[str, Json]) -> None:
 
 
 class Shares(NamedTuple):
-    """What a run has of a node: ``cpus`` for each of its processes, ``gpus`` for all, at ``most`` so many cores."""
+    """What a run has of a node: ``cpus`` for each of its processes, ``gpus`` for all, ``most``: its number of cores."""
 
     cpus: float
     gpus: float
@@ -159,9 +159,8 @@ def fraction(share: float) -> float:
 
 
 def work_on_node(job: Job, cwd: str, threads: int, progress: Queue, processes: int = 1) -> Outcome:
-    """Attempt a run on a node, with so many ``threads`` in each of its ``processes``.
-
-    ``cwd``: the driver's working directory; ``progress``: the queue for (number of the job, progress).
+    """Attempt a run on a node, with this many ``threads`` in each of its ``processes``. ``cwd``: the driver's working
+    directory; ``progress``: the queue for (number of the job, progress).
     """
     if Path(cwd).is_dir():
         os.chdir(cwd)  # relative paths of the configuration then mean the same

@@ -74,7 +74,7 @@ class Schedule:
             self.ended(job, outcome)
             return
         job.result = outcome.result
-        job.planned = 0  # by this command
+        job.planned = 0  # this command has nothing left to do
         if lacking := kind_of(job.config).unrecorded(job.config):
             self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
 

@@ -29,7 +29,7 @@ from pycil_wsc.runs.progress import Progress, log_file
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 # a fork would inherit threads and the CUDA context; a server imports torch only once, but forks, unsafely on macOS
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-DEATH_SECONDS = 3.0  # for which a failure of one process waits for the death of each other that may be its cause
+DEATH_SECONDS = 3.0  # how long, after one process fails, to wait for the death of another that may be the cause
 
 
 class Workers:
@@ -38,7 +38,7 @@ class Workers:
     def __init__(self, workers: int, processes: int = 1) -> None:
         self.processes = processes
         self.threads = max(1, cores() // (workers * processes))
-        self.slots = list(range(workers))  # that are free
+        self.slots = list(range(workers))  # the free ones
         self.running: list[RunInProcesses] = []
 
     def start(self, job: Job) -> None:
@@ -86,7 +86,7 @@ class RunInProcesses:
         self.slot = slot
         context = multiprocessing.get_context(START_METHOD)
         context.set_forkserver_preload([__name__, "pycil_wsc.launch.kinds", *own_modules()])  # whatever is edited later
-        self.pipe, sender = context.Pipe(duplex=False)  # of the first
+        self.pipe, sender = context.Pipe(duplex=False)  # the first process reports through it
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None
         common = job, threads, slot, ending, multiprocessing.get_start_method()
@@ -120,7 +120,7 @@ class RunInProcesses:
     def _failure(self, told: Outcome | None) -> Outcome:
         """The outcome ``told`` by the first process or, if one was killed, its death, which made the others fail."""
         end = time.monotonic() + DEATH_SECONDS
-        for process in self.processes[bool(told) :]:  # one that has told something lives
+        for process in self.processes[bool(told) :]:  # a process that has reported an outcome is still alive
             process.join(max(0, end - time.monotonic()))  # its connections close before its exit code is there
         codes = [process.exitcode or 0 for process in self.processes]
         if told and min(codes) >= 0:

@@ -42,7 +42,7 @@ class Backward:
 
     def __init__(self, learner: Toolbox, phase: Phase, batch_norm_parts: int | None = None) -> None:
         self.learner, self.phase, self.parts = learner, phase, batch_norm_parts
-        self.passes: dict[Callable, Passes] = {}  # by loss
+        self.passes: dict[Callable, Passes] = {}  # loss -> its passes
         if learner.config.compile:
             torch.compiler.reset()  # what was compiled for the networks of earlier phases is of no more use
         self.last = self.of(phase.loss)

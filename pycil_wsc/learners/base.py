@@ -17,7 +17,7 @@ from pycil_wsc.learners.hooks import Hooks
 from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.state import State
 
-Arguments = tuple[LearnerConfig, TaskSequence, Source, torch.device, Processes]  # of a learner
+Arguments = tuple[LearnerConfig, TaskSequence, Source, torch.device, Processes]  # of a learner's constructor
 HOOK = r"(before|after|begin|end|on|pre|post)_\w+"  # names that look like hooks
 OF_PYCIL = {
     "incremental_train": "the hook loss, or phases",
@@ -25,7 +25,7 @@ OF_PYCIL = {
     "eval_task": "the hooks extract and classify",
     "build_rehearsal_memory": "register_exemplars",
 }
-NEAR = 0.9  # so similar is a misspelt name to that of a hook, such as `phase` or `endtask`; others are the method's own
+NEAR = 0.9  # how similar a misspelt name, such as `phase`, is to a hook's at least; other names are the method's own
 
 
 class BaseLearner(Hooks):

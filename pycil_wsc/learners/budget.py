@@ -1,4 +1,4 @@
-"""What a task may spend: as many operations as Replay would, or so many seconds. Phases share it by their images.
+"""What a task may spend: as many operations as Replay would, or a number of seconds. Phases share it by their images.
 
 A phase may spend what is left of the task's budget, times its share of the planned images that are left.
 """

@@ -66,7 +66,7 @@ class CLSER(Replay):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.steps = 0  # of all tasks
+        self.steps = 0  # optimiser steps in all tasks
         self.working: list[Tensor] = []  # the network's weights, while it has those of the stable average
 
     @torch.no_grad()

@@ -35,8 +35,8 @@ class CoFiMA(InterpolatingLearner):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.fisher: Weights = {}  # of the last task
-        self.earlier: Weights = {}  # of the one before, while the weights are merged
+        self.fisher: Weights = {}  # the last task's Fisher information
+        self.earlier: Weights = {}  # that of the previous task, while the weights are merged
 
     def end_task(self, task: Task) -> None:
         found = fisher_of_batches(self, task, self.training_indices(task), dict(self.network.named_parameters()))

@@ -135,7 +135,7 @@ class COIL(DistillingLearner):
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Renew the rows of old classes, unless one has no exemplars. Waits for the device."""
+        """Renew the rows of old classes, unless one has no exemplars. Synchronises with the device."""
         training, self.due = self.network.training, False
         if all(len(self.memory.classes.get(label, ())) for label in range(self.num_old)):
             total = self.num_old if self.config.options.marginals == "pycil" else None

@@ -96,7 +96,7 @@ class Consolidated(Scoring):
         return np.sort(indices[~np.isin(indices, self.held_out_indices)])
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        self.held_out_indices = None  # of an earlier task
+        self.held_out_indices = None  # forget those of an earlier task
         for number, phase in enumerate(super().phases(task)):
             if number:
                 raise UserError(

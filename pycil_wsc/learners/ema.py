@@ -30,8 +30,8 @@ class EMA(Replay):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.average: dict[str, Tensor] = {}  # of the task's weights and statistics; empty between tasks
-        self.steps = 0  # of the task
+        self.average: dict[str, Tensor] = {}  # averages of the task's weights and statistics; empty between tasks
+        self.steps = 0  # optimiser steps in the task
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)

@@ -52,7 +52,7 @@ class GDumb(Joint):
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.partners: Tensor | None = None  # the labels of the images that were pasted into those of the batch
-        self.share: Tensor | None = None  # of the batch's own labels: a scalar
+        self.share: Tensor | None = None  # the weight of the batch's own labels: a scalar
 
     def new_samples(self, task: Task) -> np.ndarray:
         return np.empty(0, np.int64)  # those that it trains on are in the memory already

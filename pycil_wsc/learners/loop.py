@@ -30,7 +30,7 @@ def train(learner: Hooks, task: Task, monitor: Monitor, resume: Resume | None) -
 
 
 def fit(learner: Hooks, task: Task, number: int, phase: Phase, first: int, monitor: Monitor) -> None:
-    """Train the epochs of a phase, from epoch ``first`` on. Waits for the device at the end of an epoch only."""
+    """Train the epochs of a phase, from epoch ``first``. Synchronises with the device at the end of an epoch only."""
     config, processes, device = learner.config, learner.processes, learner.device
     cost, pace = StepCost(), Pace(learner, phase, first)
     backward = Backward(learner, phase)

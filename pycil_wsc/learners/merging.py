@@ -13,7 +13,7 @@ from pycil_wsc.learners.grown import part_of
 from pycil_wsc.learners.replay import Replay
 from pycil_wsc.state import State
 
-Weights = dict[str, Tensor]  # by the parameter's name
+Weights = dict[str, Tensor]  # name of a parameter -> values
 
 
 class MergingLearner(Replay):
@@ -43,7 +43,7 @@ class InterpolatingLearner(MergingLearner):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.before: Weights = {}  # the weights after the task before; the head may have grown since
+        self.before: Weights = {}  # the weights after the previous task; the head may have grown since
 
     def merged(self, name: str, before: Tensor, now: Tensor) -> Tensor:
         """The mean of a parameter's values before and after the task, which have one shape."""

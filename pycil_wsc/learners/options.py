@@ -53,7 +53,7 @@ class LearnerOptions:
         return f"{self.model_name}+wsc" if self.consolidate else self.model_name
 
 
-Costs = dict[str, float | list[int] | list[int | None]]  # of a run, by name; a list has a number for each task
+Costs = dict[str, float | list[int] | list[int | None]]  # name -> cost of a run; a list has a number for each task
 
 
 class LearnerConfig(

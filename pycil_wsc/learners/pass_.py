@@ -11,7 +11,7 @@ from pycil_wsc.registry import register_learner
 
 
 class RotationNet(IncrementalNet):
-    """A head with a row for each class and quarter turn. Images that are not turned are classified."""
+    """A head with a row for each class and rotation by 0, 90, 180 or 270 degrees. Unrotated images are classified."""
 
     def grow(self, num_classes: int) -> None:
         super().grow(4 * num_classes)

@@ -11,18 +11,18 @@ from pycil_wsc.learners.finetune import Finetune
 from pycil_wsc.learners.grown import part_of
 from pycil_wsc.state import State
 
-Weights = dict[str, Tensor]  # by the parameter's name
+Weights = dict[str, Tensor]  # name of a parameter -> values
 
 
 class PenalisingLearner(Finetune):
-    """Finetune, plus ``strength`` times the squared distance from the weights after the task before, each weighted by
+    """Finetune, plus ``strength`` times the squared distance from the weights after the previous task, each weighted by
     its importance. A method says what ``new_importance`` of a task is, and how it is ``combined`` with the old one.
     """
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.importance: Weights = {}
-        self.anchor: Weights = {}  # the weights after the task before; the head may have grown since
+        self.anchor: Weights = {}  # the weights after the previous task; the head may have grown since
 
     @property
     def strength(self) -> float:
@@ -47,7 +47,7 @@ class PenalisingLearner(Finetune):
         return loss, logits
 
     def penalty(self) -> Tensor:
-        """The weighted squared distance from the weights after the task before."""
+        """The weighted squared distance from the weights after the previous task."""
         total = torch.zeros((), device=self.device)
         for name, parameter in self.trained().items():
             if name in self.importance:

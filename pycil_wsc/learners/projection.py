@@ -10,7 +10,7 @@ from pycil_wsc.devices import widest_float
 def projected(gradients: Tensor) -> Tensor:
     """The vector nearest to the last row g that has no negative product with another row of G: (k + 1, n) -> (n,).
 
-    It is g + v G, where v >= 0 minimises its norm: the dual of the quadratic program. Waits for the device.
+    It is g + v G, where v >= 0 minimises its norm: the dual of the quadratic program. Synchronises with the device.
     """
     wide = gradients.to(widest_float(gradients.device))
     products = (wide @ wide.T).cpu().double().numpy()

@@ -26,9 +26,9 @@ from pycil_wsc.studies.continual_backprop import ContinualBackprop
 class ReDo(Replay):
     """Recycling of dormant neurons (Sokar et al., ICML 2023, https://arxiv.org/abs/2302.12902), with Replay.
 
-    Every so many steps, a unit whose mean activation on the batch is at most ``dormant_threshold`` times its layer's
-    mean gets new initial incoming weights, and outgoing weights of 0; the optimiser forgets both. A unit is a channel
-    with one incoming and one outgoing layer: in residual networks, inside the basic blocks.
+    Every ``recycle_every`` steps, a unit whose mean activation on the batch is at most ``dormant_threshold`` times its
+    layer's mean gets new initial incoming weights, and outgoing weights of 0; the optimiser forgets both. A unit is a
+    channel with one incoming and one outgoing layer: in residual networks, inside the basic blocks.
     """
 
     @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class ReDo(Replay):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.steps = 0  # of all tasks
+        self.steps = 0  # optimiser steps in all tasks
         self.optimizer_of_phase: Optimizer | None = None
-        self.batch: Batch | None = None  # of a step that is followed by a recycling
+        self.batch: Batch | None = None  # the batch of a step that is followed by a recycling
 
     @classmethod
     def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:

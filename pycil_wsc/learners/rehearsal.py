@@ -22,8 +22,8 @@ from pycil_wsc.learners.predicting import predictions, predictions_of
 from pycil_wsc.studies.records import Records
 
 TASKS = 3
-CLASSES = 2  # of a task
-IMAGES = 10  # of a class: a tenth of them, which a method may hold out, is one
+CLASSES = 2  # per task
+IMAGES = 10  # per class: a tenth of them, which a method may hold out, is one
 BATCH = 8
 
 
@@ -59,7 +59,7 @@ def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
 
 
 def _the_cpu_can(learner, analyses):
-    """Whether the CPU can do it. An error that it raises too is none of the device: the run itself will show it."""
+    """Whether the CPU can do it. An error that it raises too is not the device's: the run itself will show it."""
     try:
         with learner.seeded("rehearsal"):
             _learn(learner, torch.device("cpu"), analyses)

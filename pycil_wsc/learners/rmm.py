@@ -115,7 +115,7 @@ class RMMFOSTER(RMM, FOSTER):
     def class_counts(self, task: Task) -> np.ndarray:
         counts = np.bincount(self.manager.train_targets[task.train_indices], minlength=task.num_seen)
         size = len(self.memory)
-        if not self.config.tasks:  # PyCIL's number, of which shares that are rounded down may leave some unused
+        if not self.config.tasks:  # PyCIL's number; as the quotas are rounded down, some of it may stay unused
             size = memory_size(self.config, self.manager.tasks[task.index - 1], self.manager)
         counts[: task.num_old] = size // task.num_old
         return counts

@@ -57,7 +57,7 @@ def _score_by_data(learner, task, params, previous):
 
 @contextlib.contextmanager
 def refusing_backbone(key: str, value: str, backbone: str) -> Iterator[None]:
-    """Within, an error of torch that it cannot differentiate or vectorise ``backbone`` is an :class:`UnusableRun`."""
+    """A context in which torch's errors about differentiating or vectorising ``backbone`` are :class:`UnusableRun`."""
     try:
         yield
     except RuntimeError as error:

@@ -45,7 +45,7 @@ class SI(PenalisingLearner):
         super().__init__(*arguments)
         self.path: Weights = {}  # by how much each weight's steps have reduced the loss in this task
         self.start: Weights = {}  # the weights before the task
-        # of each parameter: name, parameter, its gradient, its value before the step
+        # for each parameter: name, parameter, its gradient, its value before the step
         self.step: list[tuple[str, nn.Parameter, Tensor, Tensor]] = []
 
     @property

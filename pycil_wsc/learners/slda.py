@@ -43,7 +43,7 @@ class Discriminants(ComputedHead):
 
 
 def approximating_oracle(covariance: Tensor, number: Tensor) -> Tensor:
-    """Oracle approximating shrinkage (Chen et al., 2010) of the covariance of ``number`` centred samples: (d, d)."""
+    """Oracle approximating shrinkage (OAS, Chen et al., 2010) of a covariance of ``number`` centred samples: (d, d)."""
     width = len(covariance)
     scale = covariance.trace() / width
     square, power = scale.square(), covariance.square().mean()

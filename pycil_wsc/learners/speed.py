@@ -113,9 +113,9 @@ class Stopwatch(Monitor):
         self.learner = learner
         self.warm_up = warm_up
         self.speeds: dict[tuple[int, int], float] = {}  # (task, number of its phase) -> seconds per image
-        self.names: dict[tuple[int, int], str] = {}  # of these phases
+        self.names: dict[tuple[int, int], str] = {}  # (task, number of its phase) -> the phase's name
         self.untimed = 0  # steps of the phase that are still to be left out
-        self.images = 0.0  # of the timed steps
+        self.images = 0.0  # images in the timed steps
         self.started = 0.0
 
     def phase_started(self, task: Task, phase: Phase, first: int) -> None:

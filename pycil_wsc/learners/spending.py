@@ -4,12 +4,12 @@ from pycil_wsc.state import State
 
 
 class Spending:
-    """The phases of the present task that have begun, and the seconds of training in the latest: a learner's state."""
+    """The phases of the current task that have begun, and its seconds of training: a part of a learner's state."""
 
     def __init__(self) -> None:
         self.task = -1
-        self.begun: list[dict[str, float]] = []  # of each phase: operations, seconds and images of those before it
-        self.seconds = 0.0  # of all phases of the task
+        self.begun: list[dict[str, float]] = []  # for each phase: what was spent before it, and its own images
+        self.seconds = 0.0  # seconds of training in all phases of the task
 
     def in_phase(self) -> float:
         """The seconds of training in the latest phase, up to its last whole epoch."""

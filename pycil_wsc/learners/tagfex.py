@@ -103,7 +103,7 @@ class TagFex(BaseLearner):
             return cross_entropy(similarity.scatter(1, same[:, None], -torch.inf), other)
 
     def kept(self, images: Tensor, agnostic: Tensor, whole: int | None) -> Tensor:
-        """The contrast between the predicted features of the task before and the true ones."""
+        """The contrast between the predicted features of the previous task and the true ones."""
         assert isinstance(self.teacher, nn.ModuleDict)
         before = tokens_of_last_stage(self.teacher["backbone"], images)[1].mean(1)
         predicted = self.network.predictor(agnostic.mean(1))

@@ -118,7 +118,7 @@ class Toolbox(nn.Module):
         """Shuffled, augmented batches over ``indices``: this process's part of each.
 
         All random numbers are derived from ``task``, the task's index, and ``address``. A last batch of one image
-        is joined to the one before: its batch-norm statistics would be those of that image alone. ``mixed``: follow
+        is joined to the previous one: its batch-norm statistics would be those of that image alone. ``mixed``: follow
         ``replay_ratio``. ``views``, ``source``, ``targets`` and ``draw`` are those of :class:`Phase`; so are
         ``batch_size`` and ``augmentation``.
         """
@@ -175,7 +175,7 @@ class Toolbox(nn.Module):
         """The mean of ``values`` (n,) where ``chosen``, bool (n,), is set; 0 if it is nowhere.
 
         The mean is over the whole batch, of which several processes have a part each. ``batch``: if n is not its number
-        of images. Does not wait for the device, as an index by ``chosen`` would.
+        of images. Does not synchronise with the device, as an index by ``chosen`` would.
         """
         total, count = torch.where(chosen, values, 0).sum(), chosen.sum()
         if self.processes.count > 1:

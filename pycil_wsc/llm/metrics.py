@@ -37,9 +37,9 @@ LITERAL = re.compile(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", re.DOTALL)
 TEXT = re.compile(r"(?:Paragraph|Meeting transcripts):\n(.*)\n\s*(?:Simplification|Summary):\s*\Z", re.DOTALL)
 LEAD = 500  # characters of a transcript that serve as a trivial summary
 SHIFTS = 10
-ORDERS = (1, 2, 3, 4)  # of SARI's n-grams
+ORDERS = (1, 2, 3, 4)  # the lengths of SARI's n-grams
 TOKENIZER = Tokenizer13a()
-Metric = Callable[[str, str, str], float]  # of (prediction, answer, prompt)
+Metric = Callable[[str, str, str], float]  # (prediction, answer, prompt) -> score
 # ignored by the fixed exact match around and after a text; not "-", "%" and a leading ".", which change a number
 AROUND, AFTER = " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】", ".,;:!?。，；：！？"
 

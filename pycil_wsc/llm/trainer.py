@@ -51,7 +51,7 @@ class LanguageRun(TrainerCallback):
         self.steps = corpus.steps(config)
         first = rank_and_count()[0] == 0
         self.journal = Journal(self.folder, on_progress, len(corpus.tasks), first, ["train_loss"])
-        self.answers: dict[int, list[str]] = {}  # by task, in the last test
+        self.answers: dict[int, list[str]] = {}  # index of a task -> its answers in the last test
 
     def execute(self) -> dict[str, object]:
         """Train and test every task; returns the contents of ``result.json``."""
@@ -68,7 +68,7 @@ class LanguageRun(TrainerCallback):
                 self.trainer.train(resume_from_checkpoint=found)
         except NonFiniteGradients as error:
             raise TrainingDiverged(f"{self.journal.bar.task}: {error}") from None
-        for index in range(len(self.journal.history), len(self.corpus.tasks)):  # of zero_shot, which trains nothing
+        for index in range(len(self.journal.history), len(self.corpus.tasks)):  # zero_shot trains nothing
             self._test(index)
         result = result_of(self.config, self.corpus, self.trainer, self.journal, self.device)
         if self.processes.first:
@@ -189,7 +189,7 @@ class LanguageRun(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object) -> None:
         """The Trainer and the consolidation have saved their files."""
         step = self.steps[state.global_step - 1]
-        self.journal.tick()  # the Trainer's saving is no training
+        self.journal.tick()  # the Trainer's saving does not count as training
         self._checkpoint(self._saved(state.global_step))
         self.journal.tick()
         if step.ends_task:
@@ -272,7 +272,7 @@ class LanguageRun(TrainerCallback):
     def _save_weights(self, index: int) -> None:
         """Save the model as a folder for transformers if ``save_weights`` asks for it."""
         if self.config.save_weights == "every" or self.config.save_weights and index + 1 == len(self.corpus.tasks):
-            # of the whole model, in the first process
+            # that of the whole model, in the first process
             state = self.trainer.accelerator.get_state_dict(self.trainer.model)
             if self.processes.first:
                 folder = self.folder / "models" / f"after-{index + 1}"

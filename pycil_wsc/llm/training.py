@@ -77,7 +77,7 @@ class TaskTrainer(Trainer):
         model.train()
         config, examples, processes = self.config, inputs["step"].examples, self.processes
         groups = micro_batches(examples, config.micro_tokens, config.padding)
-        # as many groups for each process, since sharded layers are gathered together: the last with a factor of 0
+        # all processes gather sharded layers together, so each has equally many groups: those added have a factor of 0
         weighted = [(group, processes.count / len(examples)) for group in groups]
         own = processes.share(weighted + [(groups[-1], 0.0)] * (-len(groups) % processes.count))
         loss = torch.zeros((), device=self.args.device)
@@ -103,7 +103,7 @@ class TaskTrainer(Trainer):
             self.counts[name] += more
 
     def loss(self) -> float:
-        """``epoch_loss`` of all processes, which call this together. Waits for the device."""
+        """``epoch_loss`` of all processes, which call this together. Synchronises with the device."""
         return self.processes.sum(self.epoch_loss).item() / self.processes.count
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -119,7 +119,7 @@ def _only(steps: Sequence[Step]) -> dict[str, Step]:
 def training_arguments(
     config: LLMConfig, steps: int, device: torch.device, processes: Processes, layers: Sequence[str] = ()
 ) -> TrainingArguments:
-    """The Trainer's arguments for a run of so many ``steps``; ``layers``: the classes to shard, if it is sharded."""
+    """The Trainer's arguments for a run of that many ``steps``; ``layers``: the classes to shard, if it is sharded."""
     sharded = {}
     if config.shard and processes.count > 1 and steps:
         sharded = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": list(layers)}}
@@ -140,7 +140,7 @@ def training_arguments(
         seed=config.seed,
         save_strategy="no",  # the run decides when
         logging_strategy="no",
-        logging_nan_inf_filter=False,  # it would hide divergence, and wait for the device in every step
+        logging_nan_inf_filter=False,  # it would hide divergence, and synchronise with the device in every step
         log_level="error",
         report_to=[],
         disable_tqdm=True,

@@ -16,7 +16,7 @@ class EnergyNet(ExpandingNet):
 
     ``head`` classifies by the older blocks, or is the first task's own. ``own_head`` has a row for each earlier task
     and for each new class; ``energy_head`` a row for each class seen, the forward prototypes, by which the block knows
-    images that are none of its own. Fusion scales and shifts the backward prototypes: ``fusion`` (2, earlier tasks).
+    images that are not its own. Fusion scales and shifts the backward prototypes: ``fusion`` (2, earlier tasks).
     """
 
     made_anew = ("own_head", "energy_head", "fusion")
@@ -24,7 +24,7 @@ class EnergyNet(ExpandingNet):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.sizes: list[int] = []  # new classes of each task
-        self.register_buffer("tasks", torch.empty(0, dtype=torch.int64))  # of each old class, its task
+        self.register_buffer("tasks", torch.empty(0, dtype=torch.int64))  # the task of each old class
         self.own_head: IncrementalHead | None = None
         self.energy_head = IncrementalHead(self.out_dim)
         self.fusion = nn.Parameter(torch.empty(2, 0))

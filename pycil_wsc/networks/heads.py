@@ -85,13 +85,13 @@ class ProxyHead(nn.Module):
     uniform in +-1 / sqrt(in_features), as in PyCIL.
     """
 
-    made_anew = ("weight",)  # by each task
+    made_anew = ("weight",)  # what each task makes anew
 
     def __init__(self, in_features: int, out_features: int = 0, proxies: int = 10):
         super().__init__()
         self.proxies = proxies
         self.old = nn.Parameter(torch.empty(0, in_features), requires_grad=False)
-        self.weight = nn.Parameter(torch.empty(0, in_features))  # of the newest classes
+        self.weight = nn.Parameter(torch.empty(0, in_features))  # the proxies of the newest classes
         self.scale = nn.Parameter(torch.ones(1))
         self.grow(out_features)
 

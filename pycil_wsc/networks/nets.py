@@ -19,7 +19,7 @@ class Backbone(nn.Module):
     """The type of backbones, whether or not they are derived from it: (B, 3, H, W) -> (B, ``out_dim``) features."""
 
     out_dim: int
-    split: Callable[[], tuple[nn.Module, nn.Module]]  # of those that MEMO can use
+    split: Callable[[], tuple[nn.Module, nn.Module]]  # only of backbones that MEMO can use
 
 
 def make_backbone(
@@ -136,7 +136,7 @@ class ExpandingNet(nn.Module):
 
     def __init__(self, backbone: Backbone, share_trunk: bool = False):
         super().__init__()
-        self.out_dim: int = backbone.out_dim  # of one block
+        self.out_dim: int = backbone.out_dim  # features of one block
         depths = layers.depths([backbone]) if share_trunk else {}
         self.trunk, block = backbone.split() if share_trunk else (nn.Identity(), backbone)
         parameters = [*self.trunk.parameters(), *block.parameters()]

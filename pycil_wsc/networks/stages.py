@@ -60,7 +60,7 @@ def _channels_first(stage: Tensor) -> Tensor:
 
 
 def tokens_of_last_stage(backbone: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """(features (B, d), the last stage's output as a list of places: (B, places, channels))."""
+    """(features (B, d), the last stage's output as a list of tokens: (B, tokens, channels))."""
     features, outputs = with_stages(backbone, images)
     last = outputs[-1]
     if last.ndim == 3:  # a vision transformer's, already a list

@@ -43,14 +43,14 @@ class TaskAgnosticNet(ExpandingNet):
         self.projector = nn.Sequential(
             IncrementalHead(self.channels, hidden), nn.ReLU(), IncrementalHead(hidden, projected)
         )
-        self.predictor = IncrementalHead(self.channels, self.channels)  # of the last task's agnostic features
+        self.predictor = IncrementalHead(self.channels, self.channels)  # predicts the previous task's agnostic features
         self.attention = MergeAttention(self.channels, heads)
         self.merged_head = IncrementalHead(self.channels)
 
     def grow_from(self, num_classes: int, num_new: int, share: float) -> None:
         """Grow to ``num_classes`` in total.
 
-        The weights of a new block are ``share`` times those of the block before plus the rest of the agnostic ones.
+        A new block's weights are ``share`` times the previous block's plus 1 - ``share`` times the agnostic ones.
         """
         super().grow(num_classes, num_new + 1)
         self.merged_head = IncrementalHead(self.channels, num_new)
@@ -68,7 +68,7 @@ class TaskAgnosticNet(ExpandingNet):
         return super().depths() | layers.depths([self.agnostic])
 
     def extract_with_tokens(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) -> features as :meth:`extract` gives them, and the newest block's last map (B, places, C)."""
+        """(B, 3, H, W) -> features as :meth:`extract` gives them, and the newest block's last map (B, tokens, C)."""
         old = [block(images) for block in self.blocks[:-1]]
         newest, tokens = tokens_of_last_stage(self.blocks[-1], images)
         return torch.cat([*old, newest], 1), tokens
@@ -80,7 +80,7 @@ class TaskAgnosticNet(ExpandingNet):
 
 
 class MergeAttention(nn.Module):
-    """Each place of a task's map attends to all places of the agnostic map and of its own: (B, places, C) each."""
+    """Each token of a task's map attends to all tokens of the agnostic map and of its own: (B, tokens, C) each."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -105,5 +105,5 @@ class MergeAttention(nn.Module):
         return merged.transpose(1, 2).flatten(2)
 
     def _split(self, tokens: Tensor, name: str) -> Tensor:
-        """(B, places, C) -> (B, heads, places, C / heads)."""
+        """(B, tokens, C) -> (B, heads, tokens, C / heads)."""
         return (tokens @ self.weights[name]).unflatten(2, (self.heads, -1)).transpose(1, 2)

@@ -138,7 +138,7 @@ class WSCCallback(TrainerCallback):
             self._hook.remove()
         self._hook = model.register_state_dict_pre_hook(lambda *_: self._end_evaluation())  # a checkpoint follows
         if self.wsc:
-            self.wsc.detach()  # from interrupted training
+            self.wsc.detach()  # it is left from interrupted training
         self.wsc = None
         if state.global_step:
             self._resume(args, state, model, optimizer)
@@ -185,7 +185,7 @@ class WSCCallback(TrainerCallback):
         return self.wsc
 
     def _built(self, steps: int, model: nn.Module, given: Mapping[str, Any]) -> WeightSpaceConsolidation:
-        """The consolidation of so many steps, with the current weights of ``model`` as those before the task."""
+        """The consolidation of N ``steps``, with the current weights of ``model`` as those before the task."""
         options = WSCOptions(warmup=self.warmup)
         return options.build(model.named_parameters(), steps, named_buffers=model.named_buffers(), **given)
 

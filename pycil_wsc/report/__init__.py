@@ -3,7 +3,7 @@
 A number goes from a result to the page in this order:
 
 1. :mod:`pycil_wsc.results` reads the records and divides them into those that may be compared.
-   :mod:`~pycil_wsc.report.rows` makes a table of them, a line per run, and says where in a result each measure is
+   :mod:`~pycil_wsc.report.rows` makes a table of them, a row per run, and says where in a result each measure is
    (``measures.json``).
 2. A group of :mod:`~pycil_wsc.report.groups` has the rows of comparable runs, and names them by the keys that
    distinguish them (:mod:`~pycil_wsc.report.texts`).

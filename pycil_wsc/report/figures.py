@@ -53,8 +53,8 @@ def draw_lines(
 ) -> None:
     """Draw a line per ``name``, through the means of ``x`` and ``y`` over the runs with the same ``at``.
 
-    The spread of ``y``, ``sem`` or ``std``, is drawn as error bars or as a band. A single value has none. A mean over
-    values of which one is no number is a gap.
+    The spread of ``y``, ``sem`` or ``std``, is drawn as error bars or as a band. A single value has none. If one of
+    the values is not a number, the line has a gap.
     """
     for name, own in points.groupby("name", sort=False):
         style = styles[str(name)]

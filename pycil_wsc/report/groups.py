@@ -126,7 +126,7 @@ class Group:
         are left out. ``studied`` keys are already in the base. ``brief``: omit values of the paper's method if the
         names remain distinct.
         """
-        found: dict[Hashable, str] = {}  # by the index of the row
+        found: dict[Hashable, str] = {}  # index of a row -> its name
         for name, alike in rows.groupby(base, sort=False):
             runs = [own for _, own in alike.groupby("frozen", sort=False)]
             distinguishing = distinguishing_keys([own["variant"].iloc[0] for own in runs], studied)
@@ -144,7 +144,7 @@ class Group:
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Within, an error is noted in ``failed``, and the rest of the report is written."""
+        """A context in which an error is noted in ``failed``, so that the rest of the report is written."""
         try:
             yield
         except UserError:

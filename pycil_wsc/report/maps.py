@@ -66,7 +66,7 @@ def confusion_maps(series: Series) -> Iterator[Plot]:
 def _heat_maps(
     series: Series, rows: pd.DataFrame, spec: Spec, norm: Normalize, names: Sequence[str] = ()
 ) -> Iterator[Plot]:
-    """A figure per memory size, with a panel per method: the mean of its runs' ``map``, with ``names`` of its lines.
+    """A figure per memory size, with a panel per method: the mean of its runs' ``map``, with ``names`` of its rows.
 
     Of many memory sizes, only the outermost are drawn.
     """
@@ -94,7 +94,7 @@ def _heat_maps(
 
 
 def _draw_map(ax: Axes, values: np.ndarray, norm: Normalize, names: Sequence[str], numbered: bool) -> None:
-    """Draw ``values`` with ``names`` of its lines; if ``numbered``, lines count from 1 and cells show their values."""
+    """Draw ``values`` with ``names`` of its rows; if ``numbered``, rows count from 1 and cells show their values."""
     count, first = len(values), int(numbered)
     extent = (first - 0.5, first + count - 0.5, first + count - 0.5, first - 0.5)
     ax.imshow(values, "viridis", norm, extent=extent, interpolation="none")

@@ -1,4 +1,4 @@
-"""The table of rows, a line per run, of which every table and figure is a view; and where in a result numbers are."""
+"""The table of results, a row per run, of which every table and figure is a view; and where in a result numbers are."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -88,13 +88,13 @@ def measured(rows: pd.DataFrame, column: Column) -> np.ndarray:
 
 
 def melted(rows: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
-    """A line per row and measure, with the measure's label as its ``column`` and its ``value``."""
+    """A row per run and measure, with the measure's label as its ``column`` and its ``value``."""
     parts = [rows.assign(column=column.label, value=measured(rows, column)) for column in columns]
     return pd.concat(parts) if parts else rows.iloc[:0]
 
 
 def by_memory(rows: pd.DataFrame, unit: str = "") -> pd.DataFrame:
-    """A line per row, whose ``column`` is the size of its memory and whose ``value`` is its average accuracy."""
+    """A row per run, whose ``column`` is the size of its memory and whose ``value`` is its average accuracy."""
     sizes = [memory_text(memory) + unit for memory in rows["memory"]]
     return rows.assign(column=sizes, value=measured(rows, AVERAGE))
 

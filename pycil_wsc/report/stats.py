@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-LEVEL = 0.95  # of the intervals by which a difference counts
+LEVEL = 0.95  # confidence of the intervals by which a difference counts
 
 
 def reach(freedom: float | pd.Series) -> float | pd.Series:
@@ -31,10 +31,10 @@ def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
 
 
 def best(seeds: pd.DataFrame) -> pd.Index:
-    """The lines that no other line is ahead of.
+    """The rows that no other row is ahead of.
 
-    Lines are compared over the seeds that both have or, if these are fewer than two, by the difference of their means
-    (Welch). Those with a single seed are ignored. With fewer than two lines, the result is empty.
+    Rows are compared over the seeds that both have or, if these are fewer than two, by the difference of their means
+    (Welch). Those with a single seed are ignored. With fewer than two rows, the result is empty.
     """
     seeds = seeds.loc[seeds.count(axis=1) > 1]
     if len(seeds) < 2:

@@ -18,7 +18,7 @@ class Study:
     corner: str = "method"  # the heading of the rows, which are methods or the values of this key
     rows: Mapping[str, list[object]] = field(default_factory=dict)  # or these: the method and its changed keys
     number: str = "{:g}"  # the form of a value that is a number
-    methods: Sequence[str] = ()  # that the study compares; empty: all
+    methods: Sequence[str] = ()  # the methods that the study compares; empty: all
     main: bool = False  # whether its runs are those of no study, which may change any key
     studied: Sequence[str] = ()  # keys that its runs may change
     changed: Mapping[str, object] = field(default_factory=dict)  # keys that its runs must change, and to what
@@ -27,7 +27,7 @@ class Study:
     options: Sequence[str] = ()  # further keys that apply to some of the rows only
     without: Sequence[str] = ()  # rows that it does not have
     plain: Sequence[str] = ()  # rows that do not make a study without others
-    order: Sequence[str] = ()  # of the rows; others follow
+    order: Sequence[str] = ()  # the order of the rows; others follow
     note: str = ""
     costs: str = ""  # the kind of measures that it also has, over all memory sizes
 

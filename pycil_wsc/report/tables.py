@@ -1,4 +1,4 @@
-"""A table is a frame with a line per cell, aggregated over seeds. Text, CSV, Markdown and LaTeX are views of it."""
+"""A table is a frame with a row per cell, aggregated over seeds. Text, CSV, Markdown and LaTeX are views of it."""
 
 import functools
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ COMPARED = ["compared", "differs_by"]
 
 
 def aggregate(values: pd.DataFrame, heads: Sequence[str], columns: Sequence[Column]) -> pd.DataFrame:
-    """The cells of a table: a line for every row and column, with statistics over the seeds and each seed's value.
+    """The cells of a table, each a row of the frame, with statistics over the seeds and each seed's value.
 
     Args:
-        values: a line per run and column, with the columns ``heads``, ``column``, ``memory``, ``seed`` and ``value``.
+        values: a row per run and column, with the columns ``heads``, ``column``, ``memory``, ``seed`` and ``value``.
         heads: what a row of the table has in common: its labels, and whether its method ``expands``.
         columns: the table's columns.
     """
@@ -101,7 +101,7 @@ class Table:
         return {"md": MARKDOWN.get_template("table.md.j2").render(table=self), "csv": self.to_csv(), "tex": latex}
 
     def to_csv(self) -> str:
-        """One line per non-empty cell, with unrounded numbers and a column per seed."""
+        """One row per non-empty cell, with unrounded numbers and a column per seed."""
         names = [*self.labels, "expands", "column", *MEASURED, *PUBLISHED, *COMPARED, *seeds_of(self.cells)]
         filled = self.cells.loc[(self.cells["averaged_over"] > 0) | self.cells["paper_mean"].notna(), names]
         filled = filled.astype({"expands": int, "best": int, "compared": int})
@@ -122,7 +122,7 @@ class Table:
 
 
 def _as_text(cell: Any, column: Column, spread: str) -> Text:
-    """The text of a line of :func:`aggregate`."""
+    """The text of a cell, a row of :func:`aggregate`."""
     width = cell.standard_error if spread == "se" else cell.standard_deviation
     decimals = column.decimals
     known = not np.isnan(width) and not column.exact

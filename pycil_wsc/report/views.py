@@ -257,7 +257,7 @@ def _listing(
 ) -> Table:
     """The measures ``columns`` of all runs, averaged over those with the same name, memory and ``after task``.
 
-    ``values``: a line per run and measure, if these are not the ``columns`` of each run. ``numbers``: the paper's, by
+    ``values``: a row per run and measure, if these are not the ``columns`` of each run. ``numbers``: the paper's, by
     method, memory and column.
     """
     if values is None:

@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     validation_split: float = 0.0  # the share of the training data used as test set
     data: str = ""  # a hash of the data, if a run recorded it
     part: tuple[tuple[str, str], ...] = ()  # max_tasks and classes of runs that learn only a part of the data
-    tasks: tuple[str, ...] = ()  # of a language model
+    tasks: tuple[str, ...] = ()  # the tasks of a language model
 
 
 class Comparison(NamedTuple):

@@ -94,7 +94,7 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
 
 
 def lines(file: Path) -> Iterator[PackedRun]:
-    """The runs of a packed ``file``; raises a :class:`UserError` that names the first line that is none."""
+    """The runs of a packed ``file``; raises a :class:`UserError` that names the first line that is not a run."""
     try:
         content = file.read_bytes()
         text = (lzma.decompress(content) if file.suffix == COMPRESSED else content).decode()

@@ -62,4 +62,4 @@ def save_weights(folder: Path, learner: BaseLearner, config: Config, task: int |
     }
     save_state(folder / (WEIGHTS if task is None else f"weights-task{task}.pt"), state)
     if task is not None:
-        (folder / WEIGHTS).unlink(missing_ok=True)  # of the same run with fewer tasks
+        (folder / WEIGHTS).unlink(missing_ok=True)  # left by the same run with fewer tasks

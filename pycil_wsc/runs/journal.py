@@ -44,7 +44,7 @@ class Journal:
         self.folder = folder
         self.writes = writes
         self.bar = TaskBar(on_progress, num_tasks)
-        self.log = logging.getLogger("pycil_wsc.following")  # that of the run, once it is opened
+        self.log = logging.getLogger("pycil_wsc.following")  # replaced by the run's own log, once that is opened
         self.scalars: Scalars | None = None
         self.history: list[dict[str, Json]] = []  # the lines of metrics.jsonl: a dict per task
         self.curves = new_curves(curves)  # of the current task: a value per epoch
@@ -88,17 +88,14 @@ class Journal:
         self.say(f"resumes {where}/{phase.epochs}")
 
     def epoch_ended(self, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
-        """An epoch of training has ended, with this mean loss and training accuracy in percent.
-
-        Raises :class:`TrainingDiverged` if the loss is not finite, or huge.
-        """
+        """An epoch has ended; accuracy in percent. :class:`TrainingDiverged` if the loss is not finite, or huge."""
         seconds = self.tick("train_seconds")
         self.bar.epoch(phase.name, epoch, phase.epochs, loss, accuracy)
         where = self.bar.place(phase.name, epoch, phase.epochs)
         self.log.info("%s: loss %.4f, train accuracy %.2f", where, loss, accuracy)
         check_loss(loss, f"{self.bar.task}, epoch {epoch + 1}")
         group = phase.optimizer.param_groups[0]
-        rate = group["lr"] / (group.get("lr_scale") or 1.0)  # that of the schedule
+        rate = group["lr"] / (group.get("lr_scale") or 1.0)  # the learning rate of the schedule
         speed = len(phase.indices) / max(seconds, 1e-9)  # a coarse clock may not have moved
         if self.scalars:
             self.scalars.epoch_ended(loss=loss, accuracy=accuracy, learning_rate=rate, images_per_second=speed)

@@ -60,10 +60,7 @@ class Kind(Generic[C, D]):
         return []
 
     def check_model(self, config: C, data: D) -> None:
-        """Raise a :class:`UserError` if the run's model cannot be built, or not trained as configured.
-
-        Called before any run of a sweep starts.
-        """
+        """Raise a :class:`UserError`, before a sweep starts, if the model cannot be built or trained as configured."""
 
     def check_processes(self, config: C, count: int) -> None:
         """Raise a :class:`UserError` if ``count`` processes cannot share the run of ``config``."""

@@ -38,8 +38,8 @@ class TaskBar:
         self.num_tasks = num_tasks
         self.task = ""  # such as "task 2/10"
         self.position = ""
-        self.images = 0  # that the run has trained on so far
-        self.fresh = 0  # of these in the phase
+        self.images = 0  # images that the run has trained on so far
+        self.fresh = 0  # those of the current phase
         self.started = time.monotonic()  # when the phase began
         self.reported = 0.0
 
@@ -63,7 +63,7 @@ class TaskBar:
             self._send()
 
     def at(self, position: str, images: int = 0) -> None:
-        """The run is at this position of the task, after so many images more."""
+        """The run is at this ``position`` of the task, after N more ``images``."""
         self.position = f"{self.task} {position}"
         self.step(images)
 

@@ -24,10 +24,7 @@ def result_of(
     journal: Journal,
     confusion: list[list[float]] | None,
 ) -> ImageResult:
-    """The result of a finished run, from what its journal has noted.
-
-    ``data``: the fingerprint of the ``dataset``.
-    """
+    """The result of a finished run, from what its journal has noted. ``data``: the fingerprint of the ``dataset``."""
     rows = journal.history
     last = rows[-1]
     clock = journal.clock

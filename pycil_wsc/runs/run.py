@@ -188,7 +188,7 @@ class Run(Monitor):
     def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
         self.journal.epoch_ended(phase, epoch, loss, accuracy)
         self.records.epoch_ended(task, number, phase, epoch, loss, accuracy)
-        self.journal.tick()  # what was recorded is no training
+        self.journal.tick()  # recording does not count as training
         if self.journal.mark - self.saved_at >= self.pause:
             self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
 

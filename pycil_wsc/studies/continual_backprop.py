@@ -25,8 +25,8 @@ class ContinualBackprop:
         c <- c + rate * (number of mature units, a > maturity)
         while c >= 1: replace the mature unit with the lowest u; c <- c - 1
 
-    A new unit has newly initialised incoming weights, zero outgoing weights, no momentum and age 0. No step waits for
-    the device.
+    A new unit has newly initialised incoming weights, zero outgoing weights, no momentum and age 0. No step
+    synchronises with the device.
 
     >>> from torch import nn
     >>> from pycil_wsc.studies.continual_backprop import ContinualBackprop
@@ -171,7 +171,7 @@ class _Layer:
             raise ValueError(f"units: '{norm}' does not normalise the {number} outputs of '{incoming}'")
         self.utility = torch.zeros(number, dtype=wide(weight.dtype), device=weight.device)
         self.born = torch.zeros(number, dtype=torch.int64, device=weight.device)
-        # of the last forward pass: the sum of |h| of each unit, and the number of its activations
+        # from the last forward pass: the sum of |h| of each unit, and the number of its activations
         self.observed = torch.zeros(number + 1, dtype=self.utility.dtype, device=weight.device)
         self.births, self.due = [], 0.0  # due: c of the algorithm, below 1 between steps
 

@@ -78,7 +78,7 @@ class Activations(TorchDispatchMode):
         output = function(*args, **(kwargs or {}))
         if function in RELU:
             wide = output.to(widest_float(output.device))
-            if output.dim() == 3:  # (B, places, channels), of a transformer
+            if output.dim() == 3:  # (B, tokens, channels), of a transformer
                 wide = wide.mean(1)
             elif output.dim() > 3:
                 wide = wide.flatten(2).mean(2)

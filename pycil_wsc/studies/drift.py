@@ -46,7 +46,7 @@ class Drift(Observer):
         return {name: parameter.detach().clone() for name, parameter in self.learner.network.named_parameters()}
 
     def lasting(self, weights: Weights) -> Weights:
-        """Those of ``weights`` that a task takes over from the one before, as far as they existed."""
+        """Those of ``weights`` that a task takes over from the previous one, as far as they existed."""
         modules = self.learner.network.named_modules()
         anew = tuple(f"{path}.{part}.".lstrip(".") for path, each in modules for part in getattr(each, "made_anew", ()))
         return {name: weight for name, weight in weights.items() if not f"{name}.".startswith(anew)}

@@ -16,7 +16,7 @@ from pycil_wsc.data.tasks import Task, TaskSequence
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.state import State
 
-Record = dict[str, object]  # of JSON values
+Record = dict[str, object]  # name -> JSON value
 
 
 class Settings(Protocol):

@@ -1,4 +1,4 @@
-"""What the built-in backbones have in common: a stem, stages one after the other, and the average over all places."""
+"""What the built-in backbones have in common: a stem, stages in sequence, and the average over all positions."""
 
 from torch import Tensor, nn
 
