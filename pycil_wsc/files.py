@@ -69,6 +69,14 @@ def replaced(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> AcquireReturnProxy:
     """A context in which no other process holds the lock ``name`` of ``folder``.
 

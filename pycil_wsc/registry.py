@@ -167,6 +167,10 @@ def register_learner(name: str, **defaults: object) -> Callable[[type[T]], type[
 
     ``defaults``: its defaults for keys of ``Config``. A learner's own keys are fields of its dataclass ``Options``,
     declared with :func:`pycil_wsc.keys.key`; their values are in ``config.options``.
+
+    Raises:
+        UserError: the name is another learner's, the class has no ``Options``, as if not derived from ``BaseLearner``,
+            or these are not a dataclass of keys.
     """
 
     def decorate(cls: type[T]) -> type[T]:

@@ -22,7 +22,7 @@ from pycil_wsc.classifier.settings import folder_of, from_python, refusing
 from pycil_wsc.data.npz import three_channels
 from pycil_wsc.data.types import normal
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import write_json
+from pycil_wsc.files import locked, write_json
 
 FILE = "estimator.json"
 FORMAT = 1
@@ -194,12 +194,22 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     # ---- prediction --------------------------------------------------------------------------------------------------
 
     def predict(self, X: Samples) -> np.ndarray:
-        """The most likely label of each image, (n,)."""
+        """The most likely label of each image, (n,).
+
+        Raises:
+            NotFittedError: before :meth:`fit` or :meth:`partial_fit`.
+            ValueError: if the images are invalid, in one line.
+        """
         probabilities, labels = self._answers(X)
         return labels[probabilities.argmax(1)]
 
     def predict_proba(self, X: Samples) -> np.ndarray:
-        """The probability of each label in :attr:`classes_`, float64 (n, classes)."""
+        """The probability of each label in :attr:`classes_`, float64 (n, classes).
+
+        Raises:
+            NotFittedError: before :meth:`fit` or :meth:`partial_fit`.
+            ValueError: if the images are invalid, in one line.
+        """
         return self._answers(X)[0]
 
     def _answers(self, X):
@@ -225,6 +235,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """Save the classifier in ``folder``, without pickle; ``copy_images`` is that of ``Learner.save``.
 
         If the process is killed meanwhile, the folder has the previous classifier, or this one.
+
+        Raises:
+            NotFittedError: before :meth:`fit` or :meth:`partial_fit`.
+            UserError: if the folder cannot be written, or an exemplar's file cannot be copied.
         """
         check_is_fitted(self)
         seed = None if "seed" in (self.keys or {}) else self.learner_.config.seed
@@ -236,9 +250,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             "first": first_task(self.learner_),
         }
         path = folder_of("folder", folder) / FILE
-        write_json(path, content | {"before": descriptions(path)})  # until the learner is there, the previous one is
-        self.learner_.save(folder, copy_images)
-        write_json(path, content)
+        with locked(path.parent, f".{FILE}.lock"):  # of several processes that save at once the last one prevails
+            write_json(path, content | {"before": descriptions(path)})  # which holds until the learner is there
+            self.learner_.save(folder, copy_images)
+            write_json(path, content)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> ContinualClassifier:

@@ -9,6 +9,8 @@ import re
 import shutil
 import urllib.error
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TimeoutError
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from pycil_wsc.data.image_files import decode
 from pycil_wsc.data.npz import mean_and_std
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import locked
 from pycil_wsc.launch.attempt import Datasets
 
 
@@ -340,6 +343,18 @@ def equal(split, images, targets):
     )
 
 
+def test_of_two_processes_one_downloads_and_the_other_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, "CIFAR100", no_download)
+    arrays = small_arrays(100, 32, 2, 1)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path, ".cifar100.lock"):
+            waiting = pool.submit(load_dataset, "cifar100", tmp_path)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
+            np.savez(tmp_path / "cifar100.npz", **arrays)
+        assert equal(waiting.result().train, arrays["train_x"], arrays["train_y"])
+
+
 @pytest.mark.parametrize(
     "name, classes, mean, std",
     [
@@ -367,7 +382,7 @@ def test_cifar_is_downloaded_once_and_kept(fake_cifar, tmp_path):
         assert equal(dataset.test, fake_cifar.arrays["test_x"], fake_cifar.arrays["test_y"])
         assert dataset.info.classes[7] == "class 7"
         assert fake_cifar.calls == 2, "one for training, one for testing, and none when loaded again"
-    assert [path.name for path in tmp_path.iterdir()] == ["cifar100.npz"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["cifar100.npz"]
     with np.load(tmp_path / "cifar100.npz") as file:
         assert all(np.array_equal(file[name], array) for name, array in fake_cifar.arrays.items())
 
@@ -396,7 +411,7 @@ def test_a_failed_download_says_what_to_do(error, says, tmp_path, monkeypatch):
         "train_x, train_y, test_x, test_y",
     ]
     assert [part for part in wanted if part not in message] == []
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("*.npz"))
 
 
 @pytest.mark.parametrize("failing", ["numpy.savez", "os.replace"])
@@ -408,7 +423,7 @@ def test_a_full_disk_costs_the_file_but_not_the_run(failing, fake_cifar, tmp_pat
     with caplog.at_level(logging.WARNING):
         dataset = load_dataset("cifar100", tmp_path)
     assert equal(dataset.train, fake_cifar.arrays["train_x"], fake_cifar.arrays["train_y"])
-    assert list(tmp_path.iterdir()) == [] and "No space left" in caplog.text and "cifar100.npz" in caplog.text
+    assert not list(tmp_path.glob("*.npz")) and "No space left" in caplog.text and "cifar100.npz" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import fresh
 import numpy as np
@@ -15,6 +16,7 @@ from small_runs import ROOT, command, killed_at, results, without_checkpoints, w
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.errors import Unwritable
 from pycil_wsc.keys import key
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import first_task
@@ -259,6 +261,22 @@ def test_a_damaged_entry_is_trained_again(harm, settings):
     assert again["curve"] == undisturbed["curve"] and again["train_seconds_spent"] == again["train_seconds"]
     third = run(settings, model_name="replay", prefix="third").execute()
     assert third["train_seconds_spent"] < third["train_seconds"], "taken from what was trained again"
+
+
+@pytest.mark.parametrize("obstacle", ["no lock", "full disk", "folder"])
+def test_one_that_cannot_be_kept_is_trained_by_each_run(obstacle, settings, monkeypatch, caplog):
+    settings |= {"max_tasks": 2, "epochs": 1}
+    refused = Mock(side_effect=Unwritable("first_tasks: cannot be written (No space left on device)"))
+    if obstacle == "folder":
+        path = run(settings, model_name="replay").first_task_file()
+        path.mkdir(parents=True)
+    else:
+        monkeypatch.setattr(first_task, "save_state", refused)
+    if obstacle == "no lock":
+        monkeypatch.setattr(first_task, "locked", refused)
+    found = [run(settings, model_name="replay", prefix=prefix).execute() for prefix in ("one", "two")]
+    assert found[0]["curve"] == found[1]["curve"] and not any(map(taken, found))
+    assert "cannot be written" in caplog.text and "; other runs train the first task again" in caplog.text
 
 
 def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path, unreported):

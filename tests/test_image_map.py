@@ -298,6 +298,19 @@ def test_images_that_have_not_changed_are_copied_from_an_earlier_file(dataset, t
         assert np.array_equal(image, np.asarray(v2.Resize(37)(Image.open(path)))), path
 
 
+def test_what_was_decoded_outlives_an_error_of_one_image(dataset, tmp_path, read):
+    decoded(dataset, tmp_path, 0, False)
+    Image.new("RGB", (37, 60), "red").save(changed := dataset.test.images[2])
+    content = Path(changed).read_bytes()
+    os.truncate(changed, len(content) // 2)
+    with pytest.raises(UserError, match="not a readable image"):
+        decoded(dataset, tmp_path, 0, False)
+    Path(changed).write_bytes(content)
+    read.clear()
+    decoded(dataset, tmp_path, 0, False)
+    assert read == [changed]
+
+
 def images(split):
     return [split.decoded.image(number) for number in range(len(split))]
 

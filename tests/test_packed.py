@@ -60,7 +60,7 @@ def test_a_result_that_cannot_be_packed_is_named(tmp_path, capsys):
     damaged = here / min(both) / "result.json"
     damaged.write_text("{")
     capsys.readouterr()
-    assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 0
+    assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 1, "so that && does not remove the folder"
     captured = capsys.readouterr()
     assert captured.err == f"problem: {damaged}: is not a complete result; delete it to run this again\n"
     assert captured.out.endswith("1 runs\n")
@@ -154,6 +154,25 @@ def test_runs_of_another_sweep_are_not_replaced(tmp_path, capsys):
     capsys.readouterr()
     assert packing(["pack", str(there), str(file)]) == 2 and file.read_bytes() == before
     assert f"{file}: has runs of the sweep 'sweep'" in capsys.readouterr().err
+
+
+def test_the_folder_of_all_sweeps_is_refused(tmp_path, capsys):
+    """The runs would be in the file twice, below the folder of the sweep and beside it."""
+    here, _ = sweep(tmp_path / "runs" / "sweep", 1)
+    file = tmp_path / "runs.jsonl"
+    assert packing(["pack", str(here), str(file)]) == 0
+    before = file.read_bytes()
+    assert packing(["pack", str(tmp_path / "runs"), str(file)]) == 2 and file.read_bytes() == before
+    assert f"{tmp_path}/runs: is the folder of all sweeps; give that of one, {here}" in capsys.readouterr().err
+
+
+def test_a_file_that_is_a_link_stays_one(tmp_path):
+    here, _ = sweep(tmp_path / "sweep", 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs.jsonl").symlink_to(tmp_path / "elsewhere" / "runs.jsonl")
+    assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 0
+    assert (tmp_path / "runs.jsonl").is_symlink()
+    assert len(list(lines(tmp_path / "elsewhere" / "runs.jsonl"))) == 1
 
 
 def test_two_that_pack_into_one_file_lose_no_run(tmp_path):

@@ -129,7 +129,7 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undist
 
 @pytest.mark.parametrize("most, kept", [(4, True), (3, False)])
 def test_the_confusion_matrix_of_too_many_classes_is_left_out(most, kept, settings, monkeypatch):
-    monkeypatch.setattr("pycil_wsc.runs.testing.MOST_CONFUSED", most)
+    monkeypatch.setattr("pycil_wsc.results.metrics.MOST_CONFUSED", most)
     result = run_of(settings, model_name="ncm", max_tasks=2).execute()
     assert np.shape(result["curve"]) == (2,) and (result["confusion"] is not None) == kept
 

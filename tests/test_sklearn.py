@@ -2,6 +2,8 @@
 
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TimeoutError
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,6 +24,7 @@ from pycil_wsc.classifier.answers import Answers
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.classifier.ledger import Ledger
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import locked
 from pycil_wsc.sklearn import ContinualClassifier
 
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
@@ -161,7 +164,7 @@ def test_a_saved_classifier_goes_on_as_if_it_had_never_been(fitted, tmp_path):
     assert loaded.get_params() == classifier.get_params() | {"random_state": classifier.learner_.config.seed}
     assert np.array_equal(loaded.predict_proba(rows), classifier.predict_proba(rows))
     assert loaded.classes_.dtype == classifier.classes_.dtype and loaded.n_features_in_ == rows.shape[1]
-    files = [path for path in tmp_path.iterdir() if path.name != ".lock"]
+    files = [path for path in tmp_path.iterdir() if path.suffix != ".lock" != path.name]
     assert sorted(path.name for path in files) == ["estimator.json", "learner.safetensors"]
     labels = np.arange(len(rows)) % 3
     one, other = (ContinualClassifier.load(tmp_path).partial_fit(rows, labels) for _ in range(2))
@@ -218,6 +221,18 @@ def test_killed_at_any_moment_of_a_save_the_folder_has_the_classifier_of_before_
             break
     assert survived and found[0] is old and found[-1] is new
     assert "before" not in json.loads((tmp_path / "estimator.json").read_text())
+
+
+def test_two_processes_save_one_after_the_other(fitted, tmp_path):
+    classifier, rows = fitted
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path, ".estimator.json.lock"):
+            saving = pool.submit(classifier.save, tmp_path)
+            with pytest.raises(TimeoutError):
+                saving.result(timeout=0.2)
+            assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
+        saving.result()
+    assert np.array_equal(ContinualClassifier.load(tmp_path).predict_proba(rows), classifier.predict_proba(rows))
 
 
 def test_after_saves_that_were_cut_short_one_after_another_the_first_is_still_there(months, tmp_path):

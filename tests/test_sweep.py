@@ -25,13 +25,14 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import Unwritable, UserError
 from pycil_wsc.launch import workers
-from pycil_wsc.launch.attempt import Job, Outcome
+from pycil_wsc.launch.attempt import Job, Outcome, remove_unfinished
 from pycil_wsc.launch.overview import Overview
 from pycil_wsc.launch.schedule import Schedule, set_aside
 from pycil_wsc.launch.sweep import sweep
 from pycil_wsc.learners.replay import Replay
+from pycil_wsc.results import find_runs, set_result_aside
 from pycil_wsc.runs.progress import Progress, TaskBar
 from pycil_wsc.runs.run import Run
 
@@ -492,6 +493,79 @@ def test_redo_does_finished_runs_again_and_keeps_what_there_was(settings, tmp_pa
         assert main([*arguments, "--redo"]) == 0
     assert (folder / "result.old.json").read_text() == first
     assert results(settings)[folder]["train_loss"] == [[0.0]] * 3 != json.loads(first)["train_loss"]
+
+
+def test_a_second_redo_keeps_the_results_of_both(settings, tmp_path):
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1}
+    arguments = ["--config", write(tmp_path, settings)]
+    assert main(arguments) == 0
+    (folder,) = results(settings)
+    found = []
+    for _ in range(2):
+        found.append((folder / "result.json").read_text())
+        assert main([*arguments, "--redo"]) == 0
+    assert [(folder / f"result.old{number}.json").read_text() for number in ("", ".2")] == found
+    assert [record.path for record in find_runs([settings["out"]]).records] == [folder / "result.json"]
+
+
+def test_a_redo_that_is_stopped_before_all_results_are_set_aside_is_to_be_given_again(settings, tmp_path, capsys):
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1, "seed": [1, 2]}
+    arguments = ["--config", write(tmp_path, settings)]
+    assert main(arguments) == 0
+    second = sorted(results(settings))[1]
+
+    def stopped(folder, records):
+        if folder == second:
+            raise KeyboardInterrupt
+        set_result_aside(folder, records)
+
+    with patch("pycil_wsc.launch.schedule.set_result_aside", stopped):
+        assert main([*arguments, "--redo"]) == 130
+    assert "the same command resumes from here" in capsys.readouterr().err
+    assert list(results(settings)) == [second]
+    assert main([*arguments, "--redo"]) == 0
+    assert all((folder / "result.old.json").exists() for folder in results(settings)) and len(results(settings)) == 2
+
+
+def test_finished_runs_in_folders_that_cannot_be_written_are_taken(settings, tmp_path, capsys):
+    settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1}
+    arguments = ["--config", write(tmp_path, settings)]
+    assert main(arguments) == 0
+    refused = Unwritable("cannot be written (Permission denied)")
+    with patch("pycil_wsc.launch.schedule.locked", side_effect=refused) as lock:
+        assert main(arguments) == 0
+    assert lock.called and "1 of 1 runs finished before" in capsys.readouterr().out
+
+
+def test_a_finished_language_model_keeps_no_checkpoint_of_a_run_that_was_killed_at_its_end(llm_settings):
+    config = resolve(llm_settings)
+    folder = run_folder(config)
+    (folder / "checkpoints" / "checkpoint-7").mkdir(parents=True)
+    (folder / "checkpoints" / "checkpoint-7" / "model.safetensors").touch()
+    (folder / "checkpoint.json").touch()
+    (folder / "result.json").touch()
+    remove_unfinished(config)
+    assert {path.name for path in folder.iterdir()} == {"result.json"}
+
+
+def test_a_language_models_checkpoint_is_on_the_disk_before_it_is_named(tmp_path):
+    """As far as the order of the calls shows; the checkpoints before it are removed afterwards."""
+    from pycil_wsc.llm import checkpoint
+
+    for name in ("checkpoint-1", "checkpoint-2"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    weights = tmp_path / "checkpoints" / "checkpoint-2" / "model.safetensors"
+    weights.write_bytes(b"weights")
+    flushed = []
+
+    def fsync(descriptor):
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+    with patch("os.fsync", fsync):
+        checkpoint.record(tmp_path, weights.parent, {})
+    assert flushed[:2] == [str(weights), str(weights.parent)] and "checkpoint.json" in flushed[2]
+    assert not (tmp_path / "checkpoints" / "checkpoint-1").exists()
 
 
 @pytest.mark.parametrize("obstacle", ["data", "backbone", "folder"])

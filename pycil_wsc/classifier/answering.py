@@ -34,7 +34,11 @@ class Answering:
 
     @property
     def answers(self) -> Answers:
-        """The current predictor. Later tasks do not change it: use it for several predictions with the same state."""
+        """The current predictor. Later tasks do not change it: use it for several predictions with the same state.
+
+        Raises:
+            UserError: if nothing has been learned yet.
+        """
         if self._answers is None:
             raise UserError("nothing has been learned yet; call learn first")
         return self._answers
@@ -51,12 +55,19 @@ class Answering:
 
         It has the weights that :meth:`predict` uses, and the next task leaves it as it is. Copy it before you change
         it. :attr:`transform` makes its images.
+
+        Raises:
+            UserError: if nothing has been learned yet.
         """
         return self.answers.model
 
     @property
     def transform(self) -> Transform:
-        """What is done to an image before :attr:`model` sees it, as ``transform`` of a torchvision data set."""
+        """What is done to an image before :attr:`model` sees it, as ``transform`` of a torchvision data set.
+
+        Raises:
+            UserError: if nothing has been learned yet.
+        """
         return self.answers.transform
 
     def predict(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> np.ndarray:
@@ -70,24 +81,51 @@ class Answering:
             otherwise: the name to predict then; must not be the name of a class.
 
         Raises:
-            UserError: if an image cannot be read; names it. :meth:`each` goes on with the next one.
+            UserError: if nothing has been learned yet, an argument is invalid, or an image cannot be read; names the
+                image. :meth:`each` goes on with the next one.
         """
         return self.answers.predict(images, threshold, otherwise)
 
     def predict_proba(self, images: Images) -> np.ndarray:
-        """The probability of each class, float64 (B, classes), a column for each of :attr:`classes`."""
+        """The probability of each class, float64 (B, classes), a column for each of :attr:`classes`.
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, or an image cannot be read; names it.
+        """
         return self.answers.predict_proba(images)
 
     def logits(self, images: Images) -> torch.Tensor:
-        """The logits before they are calibrated, float32 (B, classes), on the device."""
+        """The logits before they are calibrated, float32 (B, classes), on the device.
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, or an image cannot be read; names it.
+        """
         return self.answers.logits(images)
 
     def top(self, images: Images, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The ``k`` most likely classes (None: up to five), best first: names (B, k) and probabilities (B, k)."""
+        """The ``k`` most likely classes (None: up to five), best first: names (B, k) and probabilities (B, k).
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, ``k`` is not a whole number from 1 to the number of classes, or
+                an image cannot be read; names it.
+        """
         return self.answers.top(images, k)
 
     def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
-        """The answers one by one, in constant memory; a file that cannot be read has a ``problem`` and no name."""
+        """The answers one by one, in constant memory; a file that cannot be read has a ``problem`` and no name.
+
+        The arguments are those of :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, or an argument is invalid; if that is ``images``, when the first
+                answer is asked for.
+        """
         return self.answers.each(images, threshold, otherwise)
 
     def evaluate(self, source: Source) -> Evaluation:
@@ -98,6 +136,10 @@ class Answering:
             on each class by name; ``unknown``: the number of images left out because their class was never learned;
             ``ece``: the expected calibration error in percent, ``before`` and ``after`` the logits are divided by the
             ``temperature``.
+
+        Raises:
+            UserError: if nothing has been learned yet, the images are invalid, one of them cannot be read, or none is
+                of a learned class.
         """
         answers = self.answers
         data = read_source(source, self.config.data_root)

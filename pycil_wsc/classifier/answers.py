@@ -90,11 +90,23 @@ class Answers:
         return Transform(self.classifier.info)
 
     def logits(self, images: Images) -> torch.Tensor:
-        """Logits, float32 (B, classes), on the device, without gradients; not divided by the temperature."""
+        """Logits, float32 (B, classes), on the device, without gradients; not divided by the temperature.
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if ``images`` are invalid, or one of them cannot be read; names it.
+        """
         return self.classifier.logits(images)
 
     def predict_proba(self, images: Images) -> np.ndarray:
-        """The probability of each class, float64 (B, classes); rows sum to 1."""
+        """The probability of each class, float64 (B, classes); rows sum to 1.
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if ``images`` are invalid, or one of them cannot be read; names it.
+        """
         parts = [np.empty((0, len(self.classes)))]
         parts += [self.probabilities(logits).numpy() for logits in self.classifier.batches(images)]
         return np.concatenate(parts)
@@ -104,7 +116,18 @@ class Answers:
         return (logits.cpu().double() / self.temperature).softmax(1)
 
     def predict(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> np.ndarray:
-        """The most likely class of each image, or ``otherwise`` below ``threshold``: names, (B,)."""
+        """The most likely class of each image, or ``otherwise`` below ``threshold``: names, numpy (B,).
+
+        Args:
+            images: a list or generator of file names, PIL images or uint8 arrays (H, W, 3) of any size; a folder; or
+                uint8 (B, side, side, 3), or (B, side, side) if greyscale, of the training images' side.
+            threshold: predict ``otherwise`` if the probability of the most likely class, 0 to 1, is lower; None: never.
+            otherwise: the name to predict then; must not be the name of a class.
+
+        Raises:
+            UserError: if an argument is invalid, or an image cannot be read; names the image. :meth:`each` goes on with
+                the next one.
+        """
         self._check(threshold, otherwise)
         names = np.array([*self.classes, otherwise])
         parts = [names[:0]]
@@ -119,7 +142,11 @@ class Answers:
     def top(self, images: Images, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The ``k`` most likely classes of each image, best first: names (B, k) and probabilities (B, k).
 
-        None: five, or all if there are fewer.
+        None: five, or all if there are fewer. ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if ``k`` is not a whole number from 1 to the number of classes, ``images`` are invalid, or one of
+                them cannot be read; names it.
         """
         if k is None:
             k = min(5, len(self.classes))
@@ -137,7 +164,13 @@ class Answers:
         return np.concatenate(found), np.concatenate(values)
 
     def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
-        """Yield an :class:`Answer` for each image, batch by batch. An image that cannot be read raises no error."""
+        """Yield an :class:`Answer` for each image, batch by batch. An image that cannot be read raises no error.
+
+        The arguments are those of :meth:`predict`.
+
+        Raises:
+            UserError: if an argument is invalid; if that is ``images``, when the first answer is asked for.
+        """
         self._check(threshold, otherwise)
         return self._each(images, threshold, otherwise)
 

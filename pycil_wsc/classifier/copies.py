@@ -30,7 +30,7 @@ def name_of(path: str, folder: Path, sha256: str | None, copy: bool) -> str:
         raise UserError(f"{path}: is another image than the one that was learned; restore the exemplar's file")
     name = f"{COPIES}/{found[:32]}{Path(path).suffix}"
     if not _is_copy(folder / name):
-        write_atomically(folder / name, content, durable=False)
+        write_atomically(folder / name, content)
     return name
 
 

@@ -132,14 +132,22 @@ class Classifier(nn.Module):
         return self.logits(images)
 
     def predict(self, images: Images) -> np.ndarray:
-        """The most likely class of each image: labels of the data set, int64 numpy (B,). Ties break as in the run."""
+        """The most likely class of each image: labels of the data set, int64 numpy (B,). Ties break as in the run.
+
+        Raises:
+            UserError: if ``images`` are invalid, or one of them cannot be read; names it.
+        """
         parts = [np.empty(0, np.int64)]
         for logits in self._batches(images):
             parts.append(self.learned[best_classes(logits)[:, 0].cpu().numpy()])
         return np.concatenate(parts)
 
     def logits(self, images: Images) -> torch.Tensor:
-        """Logits, float32 (B, len(labels)), on the device, without gradients."""
+        """Logits, float32 (B, len(labels)), on the device, without gradients.
+
+        Raises:
+            UserError: if ``images`` are invalid, or one of them cannot be read; names it.
+        """
         none = torch.empty(0, len(self.labels), device=next(self.parameters()).device)
         return torch.cat([none, *self.batches(images)])
 
@@ -154,7 +162,11 @@ class Classifier(nn.Module):
         return chunks(images, Transform(self.info), self.learner.config.batch_size, threads)
 
     def features(self, images: Images) -> np.ndarray:
-        """What the backbone makes of each image: float32 (B, d), on the CPU."""
+        """What the backbone makes of each image: float32 numpy (B, d).
+
+        Raises:
+            UserError: if ``images`` are invalid, or one of them cannot be read; names it.
+        """
         parts = [features.cpu().numpy() for features in self._features(images)]
         return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 

@@ -288,6 +288,10 @@ class Learner(Answering):
             copy_images: also copy the exemplars' image files, so that the learner that :meth:`load` returns can be
                 trained further without the originals. This one goes on reading the originals.
             versions: keep this many versions, this one included, for :meth:`rollback` and ``load(version=)``.
+
+        Raises:
+            UserError: if nothing has been learned yet, ``versions`` is not a whole number above 0, an exemplar's file
+                cannot be copied, or the folder cannot be written; or in a callback of :meth:`learn`.
         """
         folder = folder_of("folder", folder)
         limit = whole_number("versions", versions)
@@ -315,7 +319,11 @@ class Learner(Answering):
 
     @staticmethod
     def versions(folder: str | Path) -> list[Version]:
-        """The versions of a learner that are kept in ``folder``, oldest first."""
+        """The versions of a learner that are kept in ``folder``, oldest first; empty if no learner is saved there.
+
+        Raises:
+            UserError: if ``folder`` cannot be the path of a folder.
+        """
         return listed(folder_of("folder", folder))
 
     def rollback(self) -> None:
@@ -358,6 +366,10 @@ class Learner(Answering):
 
         Returns:
             Whether there was another version.
+
+        Raises:
+            UserError: if the learner was neither saved nor loaded, or the other version cannot be loaded; or in a
+                callback of :meth:`learn`.
         """
         if self._is_current():
             return False
@@ -434,14 +446,22 @@ class Learner(Answering):
     ) -> Learner:
         """Load a learner that :meth:`save` wrote to ``folder``, or :meth:`learn` to a folder in ``out``.
 
-        Nothing in the folder is executed. ``keys`` override the saved ones: ``device="cuda"``, ``epochs=2``. What the
-        first task has fixed cannot change: the backbone (``convnet_type``, ``convnet_options``), ``consolidate``, the
-        images' size and augmentation (``image_size``, ``padding``, ...) and ``init_epoch``, ``init_lr``, ....
+        Nothing in the folder is executed.
 
-        ``version``: the number of an earlier version; None: the present one.
+        Args:
+            folder: the folder.
+            out: folder for learned tasks and checkpoints, as for the constructor; it is not saved.
+            quiet: print no progress bar and no lines.
+            version: the number of an earlier version; None: the present one.
+            held_out: the number of images of each class to hold out from further tasks; None: as saved.
+            on_progress: called several times a second while the learner learns.
+            keys: override the saved ones: ``device="cuda"``, ``epochs=2``. What the first task has fixed cannot change:
+                the backbone (``convnet_type``, ``convnet_options``), ``consolidate``, the images' size and augmentation
+                (``image_size``, ``padding``, ...) and ``init_epoch``, ``init_lr``, ....
 
         Raises:
-            UserError: if there is no complete learner, or a key is invalid or other than what the first task has fixed.
+            UserError: if there is no complete learner, or not this version of it, or a key is invalid or other than
+                what the first task has fixed.
         """
         folder = folder_of("folder", folder)
         given = of_learner(keys)

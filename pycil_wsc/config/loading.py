@@ -95,6 +95,9 @@ def resolve(flat: Mapping[str, Json]) -> Any:
     """Build a complete, checked configuration from one value per key; absent keys get their defaults.
 
     Class-incremental runs return a :class:`pycil_wsc.config.options.Config`; other kinds of runs have their own class.
+
+    Raises:
+        UserError: a key is unknown, or a value is invalid or does not fit the others.
     """
     return form_for(flat).resolve(flat)
 

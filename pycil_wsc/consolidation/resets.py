@@ -24,6 +24,9 @@ class Reset:
         buffers: reset the buffers too, without keeping any element. Needs ``named_buffers``.
         min_warmup: skip the reset, with a warning, if ``warmup_steps`` is smaller. In so short a task the network is
             far from trained and may lose more by the reset than it gains, above all with Adam.
+
+    Raises:
+        ValueError: ``every`` is not a whole number of at least 1, or ``min_warmup`` not one of at least 0.
     """
 
     every: int | None = None
@@ -64,6 +67,9 @@ class Blend(Reset):
 
     Args:
         blend: share of the current weights, 0..1.
+
+    Raises:
+        ValueError: ``blend`` is not in 0..1, or an argument of :class:`Reset` is out of range.
     """
 
     blend: float = 0.5
@@ -81,7 +87,11 @@ class Blend(Reset):
 
 @dataclass(frozen=True)
 class Revert(Reset):
-    """theta <- theta_prev: back to the weights before the task."""
+    """theta <- theta_prev: back to the weights before the task.
+
+    Raises:
+        ValueError: an argument of :class:`Reset` is out of range.
+    """
 
     def __call__(self, params: list[Tensor], others: list[Tensor], keep: list[Tensor]) -> None:
         revert_(params, others, keep)

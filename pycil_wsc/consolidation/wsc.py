@@ -147,6 +147,10 @@ class WeightSpaceConsolidation:
         Objects of earlier tasks that are finished no longer follow it. Warns if the optimizer lacks some of the
         parameters and trains others that this object does not have, as when a layer was replaced after one of the two
         was made.
+
+        Raises:
+            RuntimeError: it is attached already.
+            ValueError: the optimizer holds none of the parameters, or not the moments that ``importance`` reads.
         """
         if self._hook is not None:
             raise RuntimeError("attached already: detach() first")
@@ -180,7 +184,12 @@ class WeightSpaceConsolidation:
 
     @torch.no_grad()
     def end_warmup(self) -> None:
-        """Reset now, and average from here on: for a warm-up of unknown length (``warmup_steps=None``)."""
+        """Reset now, and average from here on: for a warm-up of unknown length (``warmup_steps=None``).
+
+        Raises:
+            RuntimeError: ``warmup_steps`` is known, or no step has been followed yet.
+            NonFiniteGradients: a gradient in the warm-up, or another importance, was infinite or NaN.
+        """
         if self.warmup_steps is not None:
             raise RuntimeError(
                 f"end_warmup(): the warm-up ends after {self.warmup_steps} steps; "

@@ -24,6 +24,7 @@ from pycil_wsc.data.image_files import read_folder
 from pycil_wsc.data.npz import ARRAYS, check_arrays, info_of_arrays, mean_and_std, read_npz, reason, three_channels
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import locked
 from pycil_wsc.registry import check_dataset, datasets, register_dataset
 
 __all__ = ["Dataset", "DatasetInfo", "Split", "load_dataset"]
@@ -144,7 +145,12 @@ def _cifar10(root: Path) -> Dataset:
 def _cifar(root, name, num_classes, mean, std):
     """CIFAR with PyCIL's constants and transforms. After the download, only the npz file is read."""
     path = root / f"{name}.npz"
-    arrays, read = read_npz(path) if os.path.lexists(path) else (_download_cifar(path, name), None)
+    downloaded = None
+    if not os.path.lexists(path):
+        with locked(root, f".{name}.lock"):  # another process may be downloading it
+            if not os.path.lexists(path):
+                downloaded = _download_cifar(path, name)
+    arrays, read = (downloaded, None) if downloaded else read_npz(path)
     classes, train, test = check_arrays(path, arrays, num_classes)
     if (side := train.images.shape[1]) != 32:
         raise UserError(

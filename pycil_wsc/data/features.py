@@ -10,8 +10,12 @@ from pycil_wsc.data.order import WHOLE, Share, batch_slices, epoch_order
 
 
 class FeatureSource:
-    """Rows of ``features`` (n, d), in the place of images: the same batches as :class:`pycil_wsc.data.loader.Source`,
-    neither normalised nor augmented.
+    """Rows of features in place of images: the same batches as :class:`pycil_wsc.data.loader.Source`, not normalised or
+    augmented.
+
+    Args:
+        features: (n, d), on any device; the batches have its dtype.
+        device: the device of the batches, to which the features are copied.
     """
 
     def __init__(self, features: Tensor, device: torch.device) -> None:
@@ -28,7 +32,17 @@ class FeatureSource:
         shuffle: bool = True,
         share: Share = WHOLE,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of one epoch: rows (B, d) and targets int64 (B,)."""
+        """Yield batches of one epoch: rows (B, d) and targets int64 (B,), on the device.
+
+        Args:
+            indices: int64 array, the rows of the epoch.
+            targets: int64 (n,), the targets of all rows.
+            batch_size: rows per batch.
+            train: shuffle the rows by ``seed``, and merge a last batch of one row into the previous one.
+            seed: seed of the epoch.
+            shuffle: False: do not shuffle, even with ``train``.
+            share: the part of each batch to yield.
+        """
         order = epoch_order(indices, train and shuffle, seed)
         rows, labels = torch.from_numpy(order).to(self.device), torch.from_numpy(targets[order]).to(self.device)
         for number, batch in enumerate(batch_slices(len(order), batch_size, join=train)):

@@ -86,7 +86,6 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
             if folders := [file for file in (path, index) if file.is_dir()]:
                 raise UserError(f"cache_images: {folders[0]} is a folder, where a file is to be written; move it away")
             earlier = _earlier(folder)
-            index.unlink(missing_ok=True)  # it will no longer match the file of images
             known = _make(paths, keys, path, side, interpolation, earlier, workers)
             _write_index(index, known)
         return _map_of(path, known)
@@ -179,6 +178,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         yield file
         with open(file, "r+b") as written:
             os.fsync(written.fileno())  # before the index says that it is complete
+        path.with_suffix(".npz").unlink(missing_ok=True)  # the index of the images that are replaced
         os.replace(file, path)
     except OSError as error:
         raise Unwritable(

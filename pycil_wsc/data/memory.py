@@ -136,12 +136,12 @@ class Pool:
     map_classes: Callable[..., Iterable[np.ndarray]] = map
 
     def rows(self, label: int) -> np.ndarray:
-        """The candidates of a class: their places in ``indices``."""
+        """The candidates of a class: their positions in ``indices``, int64 (k,)."""
         return np.flatnonzero(self.labels == label)
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """The class of each of ``indices``."""
+        """The class of each of ``indices``: int64 (n,)."""
         return self.targets[self.indices]
 
     def of_each_class(

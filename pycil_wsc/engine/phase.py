@@ -21,16 +21,16 @@ class Phase:
         epochs: the number of passes.
         optimizer: any optimiser of any parameters. The loop sets the learning rate of its groups, times a group's
             ``lr_scale`` if it has one.
-        lr: maps the epoch to the learning rate.
+        lr: maps the position in the schedule, in epochs, to the learning rate; a float within an epoch.
         indices: the samples: int64 (n,).
-        loss: batch -> (loss, logits).
+        loss: batch -> (scalar loss, logits (B, classes)).
         network: the only part in training mode.
         name: for the progress bar.
         mixed: batches follow ``replay_ratio``.
         views: how many augmentations of each image a batch has; all but the first are in ``batch.views``.
         source: None: the training images; otherwise a source of the same interface, such as
             :class:`pycil_wsc.data.features.FeatureSource`, whose rows ``indices`` are. They are not ``from_memory``.
-        targets: the targets of all rows of ``source``.
+        targets: int64 (rows,), the targets of all rows of ``source``.
         draw: generator on the device -> tensors that the loss needs, such as random numbers: ``batch.drawn``. They are
             the same in all processes.
         batch_size: None: the configured one.

@@ -17,7 +17,7 @@ from pycil_wsc.data.fingerprint import changed
 from pycil_wsc.engine.environment import commit
 from pycil_wsc.engine.processes import from_first, in_all, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, Unwritable, UserError, WrongPlan, described
-from pycil_wsc.files import Json, locked, write_json
+from pycil_wsc.files import Json, locked, remove, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import FAILURE, RECORD, recorded
 from pycil_wsc.results import RESULT, finished_result
@@ -89,7 +89,7 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
     folder = run_folder(config)
     try:
         with locked(folder, wait=job.wait):
-            result = finished(config, data.of(config))
+            result = finished(config, data)
             if not result:
                 devices.release_memory()
                 (folder / FAILURE).unlink(missing_ok=True)  # left by an earlier attempt
@@ -129,19 +129,15 @@ def record_failure(job: Job, outcome: Outcome) -> None:
 def remove_unfinished(config: RunConfig) -> None:
     """Remove what only an unfinished run has: a process that is killed right after writing its result leaves it."""
     for name in (FAILURE, RECORD, *kind_of(config).leftovers(config)):
-        (run_folder(config) / name).unlink(missing_ok=True)
+        remove(run_folder(config) / name)
 
 
-def finished(config: RunConfig, dataset: object) -> dict[str, Json] | None:
-    """The ``result.json`` of a finished run, or None.
+def finished(config: RunConfig, data: Datasets) -> dict[str, Json] | None:
+    """The ``result.json`` of a finished run, or None. Results of earlier versions have no fingerprint of their data.
 
-    Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data. Results of
-    earlier versions have no fingerprint of their data; they are accepted.
+    Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data.
     """
-    result = finished_result(config)
-    if result and (difference := changed(result.get("data"), getattr(dataset, "fingerprint", None))):
-        raise UnusableRun(
-            f"{run_folder(config) / RESULT}: was made with other data ({difference}); move it away to run this with "
-            "the present data"
-        )
+    result, now = finished_result(config), getattr(data.of(config), "fingerprint", None)
+    if result and (difference := changed(result.get("data"), now)):
+        raise UnusableRun(f"{run_folder(config) / RESULT}: was made with other data ({difference}); move it away")
     return result

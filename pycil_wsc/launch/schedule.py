@@ -4,16 +4,15 @@ import contextlib
 import heapq
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from filelock import Timeout
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
+from pycil_wsc.errors import OtherSettings, UnusableRun, Unwritable, UserError
 from pycil_wsc.files import locked
-from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, record_failure
+from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, record_failure, remove_unfinished
 from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
 from pycil_wsc.results import finished_result, has_result, is_finished, set_result_aside
@@ -34,7 +33,7 @@ class Schedule:
 
     Args:
         configs: the configurations.
-        redo: do finished runs again.
+        redo: do finished runs again; False once their results are set aside.
 
     Raises:
         UserError: a run cannot be trained, as with a wrong path.
@@ -60,6 +59,7 @@ class Schedule:
         """Queue the runs that are not finished, and take the results of the others."""
         if self.redo:
             set_aside([job.config for job in self.jobs])
+            self.redo = False
         for job in self.jobs:
             if job.state == "done":
                 self._take_result(job)
@@ -69,11 +69,15 @@ class Schedule:
             self.overview.say(f"{found} of {len(self.jobs)} runs finished before")
 
     def _take_result(self, job: Job) -> None:
-        outcome = attempt(job, self.data, partial(self.overview.progress, job))  # reads the result
-        if not outcome.result:
-            self.ended(job, outcome)
+        try:
+            job.result = finished(job.config, self.data)
+        except UnusableRun as error:
+            self.ended(job, Outcome(failure=str(error)))
             return
-        job.result = outcome.result
+        if job.result is None:
+            return self._put(FRESH, job)  # another command repeats the run
+        with contextlib.suppress(Timeout, Unwritable), locked(run_folder(job.config), wait=False):
+            remove_unfinished(job.config)
         job.planned = 0  # this command has nothing left to do
         if lacking := kind_of(job.config).unrecorded(job.config):
             self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")

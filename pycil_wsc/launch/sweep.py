@@ -70,11 +70,9 @@ def sweep(configs: Sequence[RunConfig], where: Where = HERE, redo: bool = False)
             launch(schedule, where)
     except KeyboardInterrupt:
         done = sum(job.state == "done" for job in schedule.jobs)
-        print(
-            f"\nstopped with {done} of {len(configs)} runs done; the same command"
-            f"{' without --redo' if redo else ''} resumes from here",
-            file=sys.stderr,
-        )
+        again = " without --redo" if redo and not schedule.redo else ""
+        line = f"\nstopped with {done} of {len(configs)} runs done; the same command{again} resumes from here"
+        print(line, file=sys.stderr)
         return 130
     return finish(schedule.jobs)
 
@@ -131,10 +129,9 @@ def write_report(folder: str) -> None:
     """Write the report of all runs in ``folder``, those of other commands included. An error costs no result."""
     try:
         print(f"Report: {report.write_report(folder)}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
     except Exception as error:  # a defect of the report costs the finished runs nothing
-        print(f"error: the report of {folder} failed: {described(error)}", file=sys.stderr)
+        reason = error if isinstance(error, UserError) else f"the report of {folder} failed: {described(error)}"
+        print(f"error: {reason}", file=sys.stderr)
 
 
 def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = False) -> int:
@@ -160,7 +157,7 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
         to_go[kind.unit] += 0 if budget or done else job.planned
         try:
             if done:
-                finished(config, dataset)  # raises if the run would not accept the result
+                finished(config, schedule.data)  # raises if the run would not accept the result
             elif measured:
                 seconds = measurers[config.kind](config, dataset)
                 left += seconds

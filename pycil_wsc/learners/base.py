@@ -34,6 +34,13 @@ class BaseLearner(Hooks):
     A method must give ``loss``, unless it has no phases, and may override the other hooks. ``learn`` is never
     overridden. The hooks are in :class:`~pycil_wsc.learners.hooks.Hooks`, and what they may use in
     :class:`~pycil_wsc.learners.toolbox.Toolbox`.
+
+    Args:
+        config: the configuration, whose ``options`` has the method's own keys.
+        manager: the tasks, with the classes of all samples.
+        train_source: gives the training images in batches.
+        device: where the networks are.
+        processes: those that share each batch; each has its own copy of the learner.
     """
 
     def __init_subclass__(cls) -> None:
@@ -83,6 +90,11 @@ class BaseLearner(Hooks):
             monitor: notified of the task's start, of every step and epoch, and of its end.
             resume: the position and state from which a stopped run resumes.
             trained: the result of training (:meth:`trained_state`), to load instead of training.
+
+        Raises:
+            UserError: an image cannot be read, or the task cannot be trained as configured (``UnusableRun``).
+            NonFiniteGradients: in a learner that is consolidated, a gradient in the warm-up, or another importance, was
+                infinite or NaN.
         """
         self.grow_for(task)
         if resume:

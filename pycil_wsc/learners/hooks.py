@@ -20,22 +20,38 @@ from pycil_wsc.networks.nets import IncrementalNet
 class Hooks(Toolbox):
     """What a learner's method may override. The loop calls the hooks (:mod:`.loop`); what they may use is in
     :class:`~pycil_wsc.learners.toolbox.Toolbox`.
+
+    Attributes:
+        Options: a frozen dataclass of the method's own keys (:func:`pycil_wsc.keys.key`).
+        uses_memory: whether the method keeps exemplars.
+        needs_exemplars: whether it would be another method without exemplars; they are then required.
+        chooses_first: whether the exemplars of a task are chosen before it is trained.
+        starts_anew: whether each task begins with new initial weights.
+        mixes: whether its batches follow ``replay_ratio``.
+        needs_new_classes: whether it cannot learn a task that brings only new images of known classes.
+        averages: whether it averages the weights itself, so that it cannot be consolidated.
+        one_phase: whether each task trains one network in one phase, as consolidation requires.
+        consolidates: whether Weight Space Consolidation is a part of it.
+        measures_quotas: whether the numbers of exemplars depend on the trained network, so that a run plans again.
+        plain_first_task: whether the first task is plain cross-entropy, so that learners may share its trained weights.
+        epoch_keys: the keys whose sum is the number of epochs of a later task.
+        own_schedules: of these, the keys of phases whose learning rate has a schedule of its own.
     """
 
-    Options: type = NoOptions  # frozen dataclass of the method's own keys (`pycil_wsc.keys.key`)
+    Options: type = NoOptions
     uses_memory = True
-    needs_exemplars = False  # without exemplars it would be another method
-    chooses_first = False  # the exemplars of a task are chosen before it is trained
-    starts_anew = False  # each task begins with new initial weights
-    mixes = True  # its batches follow `replay_ratio`
-    needs_new_classes = False  # cannot learn a task that brings only new images of known classes
-    averages = False  # averages the weights itself, so it cannot be consolidated
-    one_phase = True  # each task trains one network in one phase, as consolidation requires
+    needs_exemplars = False
+    chooses_first = False
+    starts_anew = False
+    mixes = True
+    needs_new_classes = False
+    averages = False
+    one_phase = True
     consolidates = False
-    measures_quotas = False  # the numbers of exemplars depend on the trained network, so a run plans again
-    plain_first_task = False  # the first task is plain cross-entropy, so learners may share its trained weights
-    epoch_keys: tuple[str, ...] = ("epochs",)  # the keys whose sum is the number of epochs of a later task
-    own_schedules: tuple[str, ...] = ()  # of these, the keys of phases whose learning rate has a schedule of its own
+    measures_quotas = False
+    plain_first_task = False
+    epoch_keys: tuple[str, ...] = ("epochs",)
+    own_schedules: tuple[str, ...] = ()
 
     # ---- hooks, in the order in which they are called ----------------------------------------------------------------
 
@@ -120,7 +136,7 @@ class Hooks(Toolbox):
         return self.classify(self.extract(images))
 
     def class_means(self, num_seen: int) -> np.ndarray | None:
-        """Normalised mean of each class's normalised exemplar features: (num_seen, d).
+        """Normalised mean of each class's normalised exemplar features: float32 numpy (num_seen, d).
 
         None if a class has no exemplars.
         """
@@ -132,7 +148,7 @@ class Hooks(Toolbox):
         return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
 
     def also_tested(self) -> dict[str, nn.Module]:
-        """Further networks to test: name -> (images -> logits)."""
+        """Further networks to test, by name: (B, 3, H, W) images -> (B, classes) logits."""
         return {}
 
     def costs(self) -> Costs:

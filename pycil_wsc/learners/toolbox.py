@@ -74,7 +74,14 @@ class Toolbox(nn.Module):
         epochs: int | None = None,
         weight_decay: float | None = None,
     ) -> Phase:
-        """The usual phase: the configured optimiser and schedule over the task's data and the memory."""
+        """The usual phase: the configured optimiser and schedule over the task's data and the memory.
+
+        Args:
+            task: the task; the keys of the first one begin with ``init``.
+            parameters: those that the phase trains; None: all of :attr:`network`.
+            epochs: None: the configured number.
+            weight_decay: None: the configured one.
+        """
         c = self.config
         first = task.index == 0
         usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
@@ -87,7 +94,11 @@ class Toolbox(nn.Module):
         return Phase(num_epochs, optimizer, lr, indices, self.loss, self.network, mixed=self.mixes)
 
     def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
-        """A new optimiser of the trainable ``parameters``; the loop sets its learning rate."""
+        """A new optimiser, as configured, of the trainable ``parameters``; the loop sets its learning rate.
+
+        It has a group for each ``lr_scale``, the factor of the schedule's learning rate: ``backbone_lr_factor *
+        layer_decay ** depth`` for a layer at this distance from the head, and 1 for all others.
+        """
         depths = {}
         for network in self.children():
             depths |= getattr(network, "depths", dict)()
@@ -194,14 +205,14 @@ class Toolbox(nn.Module):
         return sums[:-1] / sums[-1]
 
     def sum_over(self, values: Tensor, batch: Batch) -> Tensor:
-        """The sum of ``values`` over the whole ``batch``, of which several processes have a part each."""
+        """The sum of ``values`` (any shape) over the whole ``batch``, of which processes have a part each: a scalar."""
         total = values.sum()
         if batch.whole is not None:  # a loss is weighed by the process's share of the batch
             total = total * (batch.whole / max(len(batch), 1))
         return total
 
     def norm_over(self, values: Tensor, batch: Batch) -> Tensor:
-        """The Euclidean norm of all ``values`` of the whole ``batch``, of which several processes have a part each."""
+        """The Euclidean norm of ``values`` (any shape) over the whole ``batch``, as for :meth:`sum_over`: a scalar."""
         if self.processes.count == 1:
             return values.norm()
         own = values.square().sum()

@@ -8,6 +8,7 @@ tensors as they are, and what the run itself needs to resume.
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +28,21 @@ PARTS = {"checkpoint", "files", "history", "curves", "clock", "counts", "epoch_l
 
 def record(run: Path, checkpoint: Path, state: Mapping[str, object]) -> None:
     """Make ``checkpoint``, a folder, the one that ``run`` resumes from, with ``state``; earlier ones are removed."""
+    _flush(checkpoint)
     write_json(run / CHECKPOINT, {"checkpoint": checkpoint.name, "files": _digests(checkpoint), **state})
     for other in checkpoint.parent.iterdir():
         if other != checkpoint:
             shutil.rmtree(other, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Wait until the files in ``folder`` are on the disk, so that they are whole, too, if the power fails."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def recorded(config: LLMConfig, data: dict[str, int | str], model: str) -> dict[str, Any] | None:

@@ -51,6 +51,9 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
                 "to 'all'"
             )
 
+    def leftovers(self, config: LLMConfig) -> tuple[str, ...]:
+        return options.CHECKPOINT, options.CHECKPOINTS
+
     def unrecorded(self, config: LLMConfig) -> list[str]:
         tasks = range(1, len(config.tasks) + 1)
         wanted = {False: [], True: [tasks[-1]], "every": tasks}[config.save_weights]

@@ -11,11 +11,10 @@ from pycil_wsc.results.packed import pack, unpack
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack or unpack; returns the exit code: 0, 2 for invalid input, or 130 after Ctrl-C."""
+    """Pack or unpack; returns the exit code: 0, 1 if a result could not be read, 2 for invalid input, 130 on Ctrl-C"""
     with best_effort_output():
         try:
-            _carry_out(_parse(argv))
-            return 0
+            return _carry_out(_parse(argv))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
         except OSError as error:  # of a path that is too long, or that this user may not look at
@@ -38,15 +37,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _carry_out(args: argparse.Namespace) -> None:
+def _carry_out(args: argparse.Namespace) -> int:
     if args.command == "unpack":
         written, kept = unpack(args.file, args.runs)
         print(f"{args.runs}: {written} runs written, {kept} were there")
-        return
+        return 0
     number, problems = pack(args.runs, args.file)
     for path, problem in problems:
         print(f"problem: {path}: {problem}", file=sys.stderr)
     print(f"{args.file}: {number} runs")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

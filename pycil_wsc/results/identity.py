@@ -19,7 +19,7 @@ from pycil_wsc.files import Json
 from pycil_wsc.keys import having
 
 NAMED = frozenset(name for name, key in KEYS.items() if key.identifies)  # in fields of an identity of their own
-# keys on which values of others depend; an adapter's learning rate goes with its rank, which pycil_wsc.llm declares
+# keys on which values of others depend; an adapter's learning rate goes with its rank, both of language models
 LEADING = (*having(KEYS, sets_defaults=True), "llm.lora_rank")
 OF_FIRST_TASK = sorted(name for name, key in KEYS.items() if key.like)
 # the keys that the paper's studies vary, with the values of the paper's method

@@ -43,6 +43,7 @@ def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
     A run that ``file`` has and that is below ``runs`` too is replaced. Raises a :class:`UserError` if there is nothing
     to pack, if ``file`` is not of this kind, or if it has another sweep's run in a folder of the same name.
     """
+    file = file.resolve()  # of a link, the file that it leads to
     if not runs.is_dir():
         raise UserError(f"{runs}: is not a folder; give that of a sweep, runs/<prefix>")
     found = find_runs([runs])
@@ -54,6 +55,9 @@ def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
         for record in own:
             assert record.path
             folder = record.path.parent.relative_to(runs).as_posix()
+            prefix = str(record.config.get("prefix"))
+            if folder.startswith(f"{prefix}/") and (runs / prefix).is_dir():
+                raise UserError(f"{runs}: is the folder of all sweeps; give that of one, {runs / prefix}")
             run = PackedRun(folder=folder, result=json.loads(record.path.read_bytes()), analyses=record.analyses)
             other = packed.get(folder, run).prefix
             if run.prefix != other:

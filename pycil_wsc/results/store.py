@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,14 +19,14 @@ from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
-from pycil_wsc.files import Json, write_json
+from pycil_wsc.files import Json, remove, write_json
 from pycil_wsc.results.identity import NAMED, STUDIED, Identity
 from pycil_wsc.results.schema import HUGE, LanguageResult, Result, parse
 
 RESULT = "result.json"  # in a run's folder
 METRICS = "metrics.jsonl"  # a line per task
 ANALYSES = "analyses.jsonl"  # likewise, of runs with analyses
-REPLACED = "result.old.json"  # a result that was set aside to do its run again
+REPLACED = "result.old.json"  # a result that was set aside to do its run again; further ones are result.old.2.json, ...
 Problem = tuple[Path | str | None, str]  # a path, and what is wrong with it
 
 
@@ -183,11 +183,9 @@ def set_result_aside(folder: Path, records: Iterable[str]) -> None:
     """
     for pattern in records:
         for path in folder.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    os.replace(folder / RESULT, folder / REPLACED)
+            remove(path)
+    names = itertools.chain([REPLACED], (f"result.old.{number}.json" for number in itertools.count(2)))
+    os.replace(folder / RESULT, next(folder / name for name in names if not (folder / name).exists()))
 
 
 # ---- all results below some folders ----------------------------------------------------------------------------------
@@ -196,7 +194,7 @@ def set_result_aside(folder: Path, records: Iterable[str]) -> None:
 def find_runs(places: Iterable[str | Path]) -> Found:
     """Find the finished runs in ``places`` (files or folders): ``result.json``, and other ``*.json`` with a result.
 
-    A result that was replaced, ``result.old.json``, is left out unless it is itself one of the ``places``.
+    Results that were replaced, such as ``result.old.json``, are left out unless they are themselves ``places``.
     Does not raise an exception for any contents of a file.
     """
     found, seen = Found(), set()
@@ -229,8 +227,8 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
             entered.add((status.st_dev, status.st_ino))
             folders.sort()
             present = set(names)
-            for name in sorted(present - {REPLACED}):
-                if name.endswith(".json"):
+            for name in sorted(present):
+                if name.endswith(".json") and not name.startswith("result.old."):
                     yield Path(parent, name)
             if RESULT not in present and present & {METRICS, "log.txt"}:
                 yield Path(parent, METRICS)  # which a run that has not ended a task lacks

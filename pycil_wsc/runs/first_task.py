@@ -25,11 +25,12 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
 from pycil_wsc.engine.environment import CODE, code_elsewhere
 from pycil_wsc.engine.processes import Processes
+from pycil_wsc.errors import Unwritable
 from pycil_wsc.files import Json, locked
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
-from pycil_wsc.state import State, load_state
+from pycil_wsc.state import State, load_state, save_state
 
 
 @contextlib.contextmanager
@@ -50,6 +51,8 @@ def _lock(path: Path, say: Callable[[str], None]) -> contextlib.AbstractContextM
     except Timeout:
         say("waiting for the first task, which another run is training")
         return locked(path.parent, name)
+    except Unwritable:  # told by :func:`save`
+        return contextlib.nullcontext()
 
 
 def load(path: Path) -> State | None:
@@ -61,6 +64,14 @@ def load(path: Path) -> State | None:
     except (OSError, ValueError) as error:
         logging.getLogger("pycil_wsc").warning("%s: %s; the first task is trained again", path, error)
         return None
+
+
+def save(path: Path, state: State) -> None:
+    """Save the state after the first task for other runs; if it cannot be written, this one goes on without."""
+    try:
+        save_state(path, state)
+    except Unwritable as error:
+        logging.getLogger("pycil_wsc").warning("cache_first_task: %s; other runs train the first task again", error)
 
 
 def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner: BaseLearner) -> Path:

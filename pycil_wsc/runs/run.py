@@ -46,9 +46,11 @@ class Run(Monitor):
         dataset: the data set, with the held-out part that ``config`` specifies.
         on_progress: called with every :class:`pycil_wsc.runs.progress.Progress`.
         folder: folder of the run's files; None: that of the configuration.
-        start: the :meth:`state` after earlier tasks. ``dataset`` must then have the exemplars of these tasks, but no
-            other samples of them.
+        start: the :meth:`state` after earlier tasks, of which ``dataset`` has the exemplars but no other samples.
         checkpoints: whether it may be stopped and resumed; False: it writes no checkpoints.
+
+    Raises:
+        UserError: the device, the backbone or the method cannot be used as configured.
     """
 
     def __init__(
@@ -87,7 +89,11 @@ class Run(Monitor):
         self.saved_at, self.pause = time.perf_counter(), config.checkpoint_seconds
 
     def execute(self) -> dict[str, Json]:
-        """Train and test every task; returns the contents of ``result.json``."""
+        """Train and test every task; returns the contents of ``result.json``.
+
+        Raises:
+            UserError, UnusableRun, TrainingDiverged, WrongPlan: see :meth:`pycil_wsc.runs.kinds.Kind.execute`.
+        """
         with threads(self.config.threads):
             self.learn()
             if self.config.save_weights is True and self.processes.first:
@@ -164,7 +170,7 @@ class Run(Monitor):
             self.journal.note_memory(self.device)
             learned = self.learner.trained_state()  # all processes call this together
             if path and not self.learner.measures_quotas:  # whose choice of exemplars has moved batch norm's statistics
-                save_state(path, {**self.journal.state_dict(), "learner": learned})
+                first_task.save(path, {**self.journal.state_dict(), "learner": learned})
 
     def first_task_file(self) -> Path:
         """Where the first task is, or will be, before the learner has learned anything."""

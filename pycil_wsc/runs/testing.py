@@ -11,8 +11,6 @@ from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.predicting import predictions, predictions_of
 from pycil_wsc.results import metrics
 
-MOST_CONFUSED = 2000  # classes: a larger confusion matrix would take more than 12 MB of each result
-
 
 class Evaluator:
     """Tests ``learner`` on the images of ``source``.
@@ -24,7 +22,7 @@ class Evaluator:
         self.learner = learner
         self.source = source
         self.check = check
-        self.confusion: list[list[float]] | None = None  # after the last task, of at most MOST_CONFUSED classes
+        self.confusion: list[list[float]] | None = None  # after the last task, of at most metrics.MOST_CONFUSED classes
 
     def test(self, task: Task) -> dict[str, Json]:
         """What ``metrics.jsonl`` tells of the task just learned; has accuracies if there are test images."""
@@ -57,6 +55,6 @@ class Evaluator:
             best, finite = predictions_of(network, self.learner, self.source, task)
             self.check(finite, "the test logits")
             line[f"{name}_top1"] = metrics.accuracy(best, targets)
-        if task.num_seen == len(manager.class_order) and task.num_seen <= MOST_CONFUSED:
+        if task.num_seen == len(manager.class_order) and task.num_seen <= metrics.MOST_CONFUSED:
             self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
         return line

@@ -54,6 +54,10 @@ class ContinualBackprop:
         decay: decay rate of the running mean of the utility.
         sum_: sums a tensor over the processes that share each batch, in place, so that all replace the same units.
 
+    Attributes:
+        steps: the number of optimiser steps that it has followed.
+        replaced: the number of units that it has replaced, in all layers.
+
     Raises:
         ValueError: an argument is out of range, a layer is of an unsupported kind, or two layers do not fit together.
     """
@@ -88,7 +92,11 @@ class ContinualBackprop:
         return True
 
     def attach(self, optimizer: Optimizer) -> "ContinualBackprop":
-        """Follow the steps of ``optimizer`` and the activations of the model in training mode. Returns self."""
+        """Follow the steps of ``optimizer`` and the activations of the model in training mode. Returns self.
+
+        Raises:
+            RuntimeError: it is attached already.
+        """
         if self._hooks:
             raise RuntimeError("attached already: detach() first")
         self._hooks = [layer.outgoing.register_forward_pre_hook(layer.observe) for layer in self._layers]

@@ -72,7 +72,7 @@ class Observer:
         raise NotImplementedError
 
     def batches(self, indices: np.ndarray, share: Share = WHOLE) -> Iterable[tuple[Tensor, Tensor]]:
-        """Batches (images, targets) of these training samples, with the test transform."""
+        """Batches of these training samples: float32 (B, 3, H, W) with the test transform, and int64 (B,) targets."""
         learner = self.learner
         return learner.train_source.batches(
             indices, learner.manager.train_targets, learner.config.batch_size, share=share

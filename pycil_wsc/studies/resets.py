@@ -64,6 +64,9 @@ class ShrinkPerturb(Reset):
         fresh: function without arguments that returns {name: initial values}; called at each reset.
         shrink: factor of the current weights, 0..1.
         perturb: factor of the initial values, at least 0.
+
+    Raises:
+        ValueError: ``shrink``, ``perturb`` or an argument of :class:`~pycil_wsc.consolidation.Reset` is out of range.
     """
 
     fresh: Fresh = field(repr=False, compare=False)

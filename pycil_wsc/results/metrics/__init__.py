@@ -31,6 +31,9 @@ def task_accuracies(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndar
     return [accuracy(predictions[mask], targets[mask]) for mask in masks]
 
 
+MOST_CONFUSED = 2000  # classes: a larger confusion matrix would take more than 12 MB of each result
+
+
 def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: int) -> np.ndarray:
     """Counts of true (rows) and predicted (columns) classes: (N, k) best first, (N,) -> int64 (classes, classes)."""
     return np.bincount(targets * num_classes + predictions[:, 0], minlength=num_classes**2).reshape(
@@ -39,12 +42,18 @@ def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: 
 
 
 def average_accuracy(curve: Sequence[float]) -> float:
-    """Mean over the tasks of the accuracy on all classes seen so far: PyCIL's "Average Accuracy"."""
+    """Mean over the tasks of the accuracy on all classes seen so far, in percent: PyCIL's "Average Accuracy".
+
+    ``curve[t]``: that accuracy after task t, in percent.
+    """
     return float(np.mean(curve))
 
 
 def new_task_accuracy(matrix: Sequence[Sequence[float]]) -> float:
-    """Mean over the tasks of the accuracy on a task's classes right after learning it (plasticity)."""
+    """Mean over the tasks of the accuracy on a task's samples right after learning it (plasticity), in percent.
+
+    ``matrix[t]``: the accuracies in percent on tasks 0..t after learning task t (lower triangular).
+    """
     return float(np.mean([row[-1] for row in matrix]))
 
 
