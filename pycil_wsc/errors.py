@@ -4,6 +4,8 @@ import difflib
 import json
 from collections.abc import Iterable
 
+MOST_NAMED = 60  # known names that an error lists
+
 
 class UserError(Exception):
     """Invalid input: the message says in one line what is wrong, where, and what to do.
@@ -58,8 +60,13 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     if "," in str(name):
         return f"; several values are a list: [{name}]"
     known = sorted(known)
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+    lower = {each.lower(): each for each in reversed(known)}
+    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{lower[near[0]]}'?"
+    if len(known) > MOST_NAMED:
+        return f"; known are {len(known)} names, among them {', '.join(known[:5])}: see docs/configuration.md"
+    return f"; known: {', '.join(known)}"
 
 
 def shown(value: object, quotes: bool = False) -> str:

@@ -1,10 +1,20 @@
 """Console output that never fails a run: text that cannot be written is dropped."""
 
+import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import NoReturn, TextIO
+
+from pycil_wsc.errors import one_line
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports an error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {one_line(message)}; see --help\n")
 
 
 class BestEffort:

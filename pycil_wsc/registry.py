@@ -159,7 +159,8 @@ def check_dataset(name: str) -> None:
     if name not in datasets and os.path.exists(name):
         prefix = "folder" if os.path.isdir(name) else "npz"
         raise UserError(f"unknown {datasets.what} '{name}'; did you mean '{prefix}:{name}'?")
-    datasets[name]
+    if name not in datasets:
+        raise UserError(f"unknown {datasets.what} '{name}'{did_you_mean(name, [*datasets, 'folder:PATH', 'npz:PATH'])}")
 
 
 def register_learner(name: str, **defaults: object) -> Callable[[type[T]], type[T]]:

@@ -287,6 +287,17 @@ def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
     assert f"`exps/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
 
 
+def test_the_page_counts_the_tasks_in_which_bic_loses_the_newest_classes():
+    """Two of nine in one run, and none in the other; runs of one exemplar per class do not count."""
+    runs = []
+    for memory, newest in ((1, [0.0] * 9), (2, [0.0, 0.0, *[1.0] * 7]), (10, [5.0] * 9)):
+        data = record("bic", memory).data
+        later = [[*row[:-1], value] for row, value in zip(data["matrix"][1:], newest, strict=True)]
+        runs.append(Record.of(data | {"matrix": [data["matrix"][0], *later]}))
+    text = " ".join(details.of_bic(runs).split())
+    assert "in 11 % of the tasks after the first" in text and details.of_bic(runs[:1]) == ""
+
+
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
     draws = np.random.default_rng(0)
     for seeds in (2, 3, 5):

@@ -1,5 +1,6 @@
 """The configuration: PyCIL's files run, sweeps expand, and every error is one clear line."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -490,7 +491,13 @@ BAD = {
     "scheduler: 'constant' is not one of steplr, cosine": {"scheduler": "constant"},
     "runs[1]: unknown key 'memory_per_clas'; did you mean": {"runs": [{"seed": 1}, {"memory_per_clas": 20}]},
     "runs[0]: seed: an empty list has no runs": {"runs": [{"seed": []}]},
-    "runs[0]: unknown key 'runs'": {"runs": [{"runs": 1}]},
+    "runs[0]: runs: stands only at the top level of the file": {"runs": [{"runs": 1}]},
+    "prefix: 'first_tasks' is the folder of shared first tasks": {"prefix": "first_tasks"},
+    "out: is empty; give the folder of the results": {"out": ""},
+    "unknown model_name 'WSC'; did you mean 'wsc'": {"model_name": "WSC"},
+    "unknown model_name 'BiC'; did you mean 'bic'": {"model_name": "BiC"},
+    "unknown key 'xyzxyz'; known are ": {"xyzxyz": 1},
+    "unknown dataset 'mnistt'; known: cifar10, cifar100, cifar100_16, digits, folder:PATH, ": {"dataset": "mnistt"},
     "runs: expected a list of objects": {"runs": []},
     "runs: expected a list of objects of keys and values, at least one": {"runs": [1]},
     "runs: expected a list of objects of keys": {"runs": {"seed": 1}},
@@ -702,3 +709,39 @@ def test_a_run_of_an_earlier_version_is_continued_if_its_removed_keys_say_what_a
     earlier = config.identity() | {name: dropped.now for name, dropped in DROPPED.items() if dropped.decided}
     assert config.continues(earlier)
     assert not config.continues(earlier | {"wsc.reset_head": False})
+
+
+def test_keys_that_no_run_of_the_file_reads_are_told(tmp_path, caplog):
+    """Such as a key of another method, or those of WSC where ``consolidate`` is missing."""
+
+    def told(**keys):
+        caplog.clear()
+        path = tmp_path / "exp.json"
+        path.write_text(json.dumps({"dataset": "digits", **keys}))
+        return load(path), [record.message.partition("exp.json: ")[2] for record in caplog.records]
+
+    runs, lines = told(model_name="icarl", **{"wsc.retain": [0.1, 0.9], "alpha": 0.8})
+    assert len(runs) == 1
+    assert lines == [
+        "alpha: has no effect; it is a key of derpp, which no run of this file uses",
+        "wsc.retain: has no effect; it is a key of Weight Space Consolidation (model_name wsc, or consolidate), which "
+        "no run of this file uses",
+    ]
+    assert told(model_name="icarl", consolidate=True, **{"wsc.retain": [0.1, 0.9]})[1] == []
+    assert told(model_name=["icarl", "derpp"], alpha=0.8)[1] == []
+    assert told(alpha=0.8, runs=[{"model_name": "wsc"}, {"model_name": "derpp"}])[1] == []
+
+
+def test_no_shipped_file_has_keys_that_none_of_its_runs_reads(caplog):
+    for path in [*ROOT.glob("exps/*.json"), *ROOT.glob("exps/night/*.json")]:
+        if "llm" not in path.read_text():
+            with contextlib.suppress(UserError):  # of a backbone of timm, which is an extra
+                load(path)
+    assert "has no effect" not in caplog.text
+
+
+def test_runs_cannot_be_overridden(tmp_path):
+    path = tmp_path / "exp.json"
+    path.write_text("{}")
+    with pytest.raises(UserError, match="runs: belongs to the file, and cannot be overridden"):
+        load(path, {"runs": [{"seed": 3}]})

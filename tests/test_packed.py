@@ -89,7 +89,7 @@ def test_a_folder_keeps_its_own_result(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["runs.jsonl", "runs.jsonl.xz"])
 def test_a_file_that_is_not_of_packed_runs_is_one_line(name, text, line, tmp_path, capsys):
     file = tmp_path / name
-    line = "cannot be read (not a text)" if text and name.endswith(".xz") else line
+    line = "is damaged or incomplete; restore it" if text and name.endswith(".xz") else line
     if text is not None:
         file.write_text(text + "\n")
     assert packing(["unpack", str(file), str(tmp_path / "runs")]) == 2
@@ -154,6 +154,36 @@ def test_runs_of_another_sweep_are_not_replaced(tmp_path, capsys):
     capsys.readouterr()
     assert packing(["pack", str(there), str(file)]) == 2 and file.read_bytes() == before
     assert f"{file}: has runs of the sweep 'sweep'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: content[:-20] + b"x"])
+def test_a_damaged_file_says_so(damage, tmp_path, capsys):
+    here, _ = sweep(tmp_path / "sweep", 1)
+    file = tmp_path / "runs.jsonl.xz"
+    packing(["pack", str(here), str(file)])
+    file.write_bytes(damage(file.read_bytes()))
+    capsys.readouterr()
+    assert packing(["unpack", str(file), str(tmp_path / "there")]) == 2
+    assert capsys.readouterr().err == f"error: {file}: is damaged or incomplete; restore it\n"
+
+
+def test_a_result_that_is_not_whole_is_restored(tmp_path, capsys):
+    here, both = sweep(tmp_path / "sweep", 1, 2)
+    file = tmp_path / "runs.jsonl"
+    packing(["pack", str(here), str(file)])
+    damaged = here / min(both) / "result.json"
+    damaged.write_text("")
+    assert packing(["unpack", str(file), str(here)]) == 0
+    assert json.loads(damaged.read_text()) == both[min(both)]
+    assert "1 runs written, 1 were there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["bogus"], ["pack"]])
+def test_a_wrong_command_line_is_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        packing(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and line.startswith("error: ")
 
 
 def test_the_folder_of_all_sweeps_is_refused(tmp_path, capsys):

@@ -452,12 +452,24 @@ def corrupt(folder):
         "binary/result.json": (b"\xff\xfe\x00\x01", "is not a complete result"),
         "nested/result.json": ("[" * 100000, "is not a complete result"),
         "version/result.json": (json.dumps(other), "another version (&#39;matrix&#39; is missing)"),
+        "tasks/result.json": (
+            json.dumps(whole | {"config": whole["config"] | {"max_tasks": "x"}}),
+            "another version (&#39;config.max_tasks&#39; is not as expected)",
+        ),
         "spoilt/result.json": (json.dumps(spoilt), "&#39;train_loss&#39; is not as expected; left out"),
     }
     for name, (content, _) in texts.items():
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return {folder / name: text for name, text in texts.items()}
+
+
+@pytest.mark.parametrize("arguments", [[], ["runs", "--spread", "x"]])
+def test_a_wrong_command_line_is_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and line.startswith("error: ")
 
 
 def test_files_that_cannot_be_used_are_named_skipped_and_left_as_they_are(tmp_path, capsys, undrawn):

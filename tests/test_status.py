@@ -119,6 +119,15 @@ def test_a_record_that_cannot_be_written_costs_nothing(tmp_path):
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("name", ["failed.json", "progress.json"])
+def test_a_record_that_is_nested_too_deeply_is_a_damaged_one(name, settings, tmp_path, capsys):
+    arguments = ["--config", write(tmp_path, settings | {"model_name": "ncm"}), "--status"]
+    (folder,) = (run_folder(config) for config in load(arguments[1]))
+    folder.mkdir(parents=True)
+    (folder / name).write_text("[" * 100_000)
+    assert main(arguments) == 0 and "done 0/1" in capsys.readouterr().out
+
+
 def test_the_status_reads_no_data(settings, tmp_path, capsys):
     path = write(tmp_path, settings | {"dataset": "npz:/nowhere/at/all.npz"})
     assert main(["--config", path, "--status"]) == 0

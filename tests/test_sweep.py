@@ -495,6 +495,23 @@ def test_redo_does_finished_runs_again_and_keeps_what_there_was(settings, tmp_pa
     assert results(settings)[folder]["train_loss"] == [[0.0]] * 3 != json.loads(first)["train_loss"]
 
 
+def test_more_workers_than_runs_are_as_many_as_runs(settings, tmp_path):
+    settings |= {"model_name": "ncm", "max_tasks": 1}
+    with patch("pycil_wsc.launch.sweep.Workers", side_effect=KeyboardInterrupt) as made:
+        assert main(["--config", write(tmp_path, settings), "--workers", str(10**20)]) == 130
+    made.assert_called_once_with(1, 1)
+
+
+def test_a_report_that_cannot_be_written_says_how_to_write_it_elsewhere(settings, tmp_path, capsys, undrawn):
+    path = write(tmp_path, settings | {"model_name": "ncm", "max_tasks": 1})
+    place = run_folder(load(path)[0]).parents[3]
+    place.mkdir(parents=True)
+    (place / "report").touch()
+    assert main(["--config", path]) == 0 and len(results(settings)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {place}/report: cannot be written (File exists); python -m pycil_wsc.report ")
+
+
 def test_a_second_redo_keeps_the_results_of_both(settings, tmp_path):
     settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1}
     arguments = ["--config", write(tmp_path, settings)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pycil_wsc.learners.base import BaseLearner
 
 LONGEST_NAME = 255  # bytes in a file name
+FIRST_TASKS = "first_tasks"  # in ``out``: the first tasks that runs share
 
 
 def check(config: Config) -> None:
@@ -153,6 +154,10 @@ def check_device_and_paths(config: RunConfig, described: str = "") -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*(:[0-9]{1,4})?", config.device):
         names = "auto, cpu, cuda, mps or xpu, or one of these with a number"
         raise UserError(f"device: '{shown(config.device)}' is not {names}{described}")
+    if config.prefix == FIRST_TASKS:
+        raise UserError(f"prefix: '{FIRST_TASKS}' is the folder of shared first tasks; choose another name")
+    if not config.out:
+        raise UserError("out: is empty; give the folder of the results, such as runs")
     if not re.fullmatch(r"[\w.-]+", config.prefix) or config.prefix in (".", ".."):
         raise UserError(
             f"prefix: '{shown(config.prefix)}' must be a folder name of letters, digits, dots, dashes and underscores"

@@ -9,18 +9,21 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pycil_wsc import registry
+from pycil_wsc.config.completion import known_keys
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.forms import form_for, run_folder
+from pycil_wsc.config.options import Config
 from pycil_wsc.config.pycil import our_values
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, read_json
-from pycil_wsc.keys import RESULT
+from pycil_wsc.keys import RESULT, declared
 
 LOG = logging.getLogger("pycil_wsc")
 PARTS = (
@@ -41,10 +44,13 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object of keys and values")
+    given: set[str] = set()
     try:
-        runs = _all_runs(raw, flatten(overrides or {}))
+        runs = _all_runs(raw, flatten(overrides or {}), given)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    for name in sorted(unread(given, runs)):
+        LOG.warning("%s: %s: has no effect; it is a key of %s, which no run of this file uses", path, name, owner(name))
     if (gpus := _listed_gpus(raw, overrides or {})) > 1 and any(hasattr(run, "batch_norm_parts") for run in runs):
         LOG.warning(PARTS, path, gpus, gpus)
     paths = [run_folder(config) for config in runs]
@@ -119,18 +125,40 @@ def _value(text: str) -> Json:
         return text
 
 
-def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json]) -> list[RunConfig]:
-    """The runs of all entries of ``runs``, or of the file itself: every entry's first seed, then its second, ..."""
+def unread(given: Iterable[str], runs: Iterable[RunConfig]) -> set[str]:
+    """The keys of ``given`` that other methods read, but none of the ``runs``; none of language models."""
+    if not all(isinstance(config, Config) for config in runs):
+        return set()
+    read = set().union(*(config.to_dict() for config in runs))
+    return {name for name in given if name not in read and name in known_keys()}
+
+
+def owner(name: str) -> str:
+    """Whose key it is, in words."""
+    if name.startswith("wsc."):
+        return "Weight Space Consolidation (model_name wsc, or consolidate)"
+    return " and ".join(method for method, learner in registry.learners.items() if name in declared(learner.Options))
+
+
+def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json], given: set[str]) -> list[RunConfig]:
+    """The runs of all entries of ``runs``, or of the file itself: every entry's first seed, then its second, ...
+
+    The names of the keys that they have in all, by our names, are added to ``given``.
+    """
     shared = {name: value for name, value in raw.items() if name != "runs"}
+    if "runs" in overrides:
+        raise UserError("runs: belongs to the file, and cannot be overridden; edit the file")
     if "runs" not in raw:
-        return _grid(flatten(shared), overrides)
+        return _grid(flatten(shared), overrides, given)
     entries = raw["runs"]
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise UserError("runs: expected a list of objects of keys and values, at least one")
     ranked = []
     for number, entry in enumerate(entries):
         try:
-            configs = _grid(without_emptied(flatten(shared), own := flatten(entry)) | own, overrides)
+            if "runs" in entry:
+                raise UserError("runs: stands only at the top level of the file; write the entries one after the other")
+            configs = _grid(without_emptied(flatten(shared), own := flatten(entry)) | own, overrides, given)
         except UserError as error:
             raise UserError(f"runs[{number}]: {error}") from None
         seeds = list(dict.fromkeys(config.seed for config in configs))
@@ -138,12 +166,14 @@ def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json]) -> list[RunCo
     return [config for _, config in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _grid(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> list[RunConfig]:
+def _grid(file: Mapping[str, Json], overrides: Mapping[str, Json], given: set[str]) -> list[RunConfig]:
     """One run for each point of the sweep over list-valued keys."""
     file = without_emptied(file, overrides)
     refuse_mistyped({**file, **overrides})
     form = form_for({**file, **overrides})
-    return [form.resolve(point) for point in _points(form.merge(file, overrides), form.takes_list)]
+    merged = form.merge(file, overrides)
+    given.update(merged)
+    return [form.resolve(point) for point in _points(merged, form.takes_list)]
 
 
 def _points(flat: dict[str, Json], takes_list: Callable[[str], bool]) -> list[dict[str, Json]]:

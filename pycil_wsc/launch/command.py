@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from pycil_wsc.errors import UserError, one_line
+from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.launch.interrupts import interrupt, on_signals
-from pycil_wsc.output import best_effort_output
+from pycil_wsc.output import Parser, best_effort_output
 
 if TYPE_CHECKING:
     from pycil_wsc.config.run_config import RunConfig
@@ -29,13 +29,6 @@ EXAMPLES = """examples:
   torchrun --nproc-per-node 8 main.py --config one_run.json       one run, also on several machines
 The same command started again resumes what was stopped and skips what is finished.
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {one_line(message)}; see --help\n")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

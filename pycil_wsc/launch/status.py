@@ -73,7 +73,7 @@ def state_of(config: RunConfig) -> State:
 def _read(path: Path) -> dict[str, Json]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -14,7 +14,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.engine.environment import kept_commit
 from pycil_wsc.engine.processes import launched, rank_and_count
-from pycil_wsc.errors import UnusableRun, UserError, described
+from pycil_wsc.errors import UnusableRun, Unwritable, UserError, described
 from pycil_wsc.launch.attempt import Job, attempt, finished, record_failure
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
@@ -86,7 +86,7 @@ def launch(schedule: Schedule, where: Where) -> None:
 
         launcher = Cluster(where.ray, workers, processes)
     elif workers > 1 or processes > 1:
-        launcher = Workers(workers, processes)
+        launcher = Workers(min(workers, len(schedule.jobs)), processes)
     schedule.start()
     if launcher:
         schedule.complete(launcher)
@@ -131,6 +131,8 @@ def write_report(folder: str) -> None:
         print(f"Report: {report.write_report(folder)}")
     except Exception as error:  # a defect of the report costs the finished runs nothing
         reason = error if isinstance(error, UserError) else f"the report of {folder} failed: {described(error)}"
+        if isinstance(error, Unwritable):
+            reason = f"{str(error).partition(';')[0]}; python -m pycil_wsc.report {folder} --out DIR writes it"
         print(f"error: {reason}", file=sys.stderr)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pycil_wsc.errors import UserError, one_line
-from pycil_wsc.output import best_effort_output
+from pycil_wsc.output import Parser, best_effort_output
 from pycil_wsc.report import DEFAULT, Options, find_runs, write_report
 
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m pycil_wsc.report", description="Write tables and figures of the runs below some folders."
     )
     add = parser.add_argument

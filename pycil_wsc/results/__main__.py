@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.output import best_effort_output
+from pycil_wsc.output import Parser, best_effort_output
 from pycil_wsc.results.packed import pack, unpack
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m pycil_wsc.results", description=__doc__)
+    parser = Parser(prog="python -m pycil_wsc.results", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="write the finished runs below a folder into a file, a line each")
     packing.add_argument("runs", metavar="FOLDER", type=Path, help="the folder of a sweep, runs/<prefix>")

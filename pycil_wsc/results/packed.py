@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import locked, write_atomically, write_json
-from pycil_wsc.results.store import ANALYSES, RESULT, Problem, Record, find_runs
+from pycil_wsc.results.store import ANALYSES, RESULT, Problem, Record, find_runs, read_result
 
 COMPRESSED = ".xz"
 
@@ -80,14 +80,14 @@ def _can_be_a_path(folder: str) -> bool:
 def unpack(file: Path, runs: Path) -> tuple[int, int]:
     """Write the runs of ``file`` into folders below ``runs``, where a sweep and a report take them for finished.
 
-    A folder that has a result keeps it. Returns the numbers of runs written and kept.
+    A folder that has a whole result keeps it. Returns the numbers of runs written and kept.
     """
     written = kept = 0
     packed = list(lines(file))
     with locked(runs):
         for run in packed:
             folder = runs / run.folder
-            if (folder / RESULT).exists():
+            if _has_whole_result(folder):
                 kept += 1
                 continue
             if run.analyses:
@@ -97,13 +97,22 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
     return written, kept
 
 
+def _has_whole_result(folder: Path) -> bool:
+    try:
+        return bool(read_result(folder / RESULT)) if (folder / RESULT).exists() else False
+    except UnusableRun:
+        return False
+
+
 def lines(file: Path) -> Iterator[PackedRun]:
     """The runs of a packed ``file``; raises a :class:`UserError` that names the first line that is not a run."""
     try:
         content = file.read_bytes()
         text = (lzma.decompress(content) if file.suffix == COMPRESSED else content).decode()
-    except (OSError, ValueError, lzma.LZMAError) as error:
-        raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or 'not a text'})") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); make it readable") from None
+    except (ValueError, EOFError, lzma.LZMAError):
+        raise UserError(f"{file}: is damaged or incomplete; restore it") from None
     for number, line in enumerate(text.splitlines(), 1):
         try:
             run = PackedRun.model_validate(json.loads(line))  # which knows names that are not UTF-8, unlike pydantic's

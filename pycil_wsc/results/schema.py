@@ -65,6 +65,7 @@ else:
         epochs=Count,
         seed=Count,
         tasks=NotRequired[list[str] | None],
+        max_tasks=NotRequired[Positive | None],
         validation_split=NotRequired[Share | None],
         exemplars=NotRequired[str | None],
         wsc__importance=NotRequired[str | None],

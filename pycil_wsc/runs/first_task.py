@@ -19,6 +19,7 @@ import torch
 from filelock import Timeout
 
 from pycil_wsc import registry
+from pycil_wsc.config.checks import FIRST_TASKS
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.fingerprint import hash_of_weights
 from pycil_wsc.data.types import Dataset
@@ -105,4 +106,4 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         "extensions": code_elsewhere([*configured_learner(config).__mro__, backbone, optimizer]),
     }
     name = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:20]
-    return Path(config.out, "first_tasks", f"{name}.pt")
+    return Path(config.out, FIRST_TASKS, f"{name}.pt")
