@@ -43,6 +43,7 @@ def main():
     parser.add_argument("--memory", type=int, default=20, help="exemplars per class")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     tens = -(-args.tasks * args.increment // CLASSES)
@@ -50,9 +51,9 @@ def main():
     timings = {name: [] for name in args.methods}
     for _ in range(args.repeats):
         for name in args.methods:
-            result, parts = timed_run(name, dataset, args)
-            timings[name].append(parts)
-    methods = {name: summary(parts) for name, parts in timings.items()}
+            result, *measured = timed_run(name, dataset, args)
+            timings[name].append(measured)
+    methods = {name: summary(*zip(*measured)) for name, measured in timings.items()}
     first = methods[args.methods[0]]["seconds"]["task"]["median"]
     for record in methods.values():
         record[f"over_{args.methods[0]}"] = record["seconds"]["task"]["median"] / first
@@ -78,10 +79,11 @@ def main():
 
 
 def timed_run(name, dataset, args):
-    """Result of a whole run, and the seconds of each part per task."""
+    """Result of a whole run, the seconds of each part per task, and the images per second of training and of it all."""
     keys = {
         "model_name": name,
         "device": args.device,
+        "precision": args.precision,
         "memory_per_class": args.memory,
         "convnet_type": BACKBONES[args.shape],
         "convnet_options.width": args.width,
@@ -110,6 +112,7 @@ def timed_run(name, dataset, args):
         def learn(task, *arguments, **named):
             if task.index == 1:  # the first task is not measured
                 seconds.clear()
+                seconds["images before"] = learner.images_trained
                 seconds["start"] = now(learner.device)
             return whole(task, *arguments, **named)
 
@@ -126,8 +129,11 @@ def timed_run(name, dataset, args):
         with patch.object(loop, "fit", without_checkpoints):
             result = run.execute()
         seconds["task"] = now(learner.device) - seconds.pop("start")
+        images = result["images_trained"] - seconds.pop("images before")
     seconds["overhead"] = seconds["task"] - seconds["training"]
-    return result, {part: value / (args.tasks - 1) for part, value in seconds.items()}
+    parts = {part: value / (args.tasks - 1) for part, value in seconds.items()}
+    speed = {"training": images / seconds["training"], "task": images / seconds["task"]}
+    return result, parts, speed
 
 
 def clocked(function, seconds, part, device):
@@ -141,12 +147,13 @@ def clocked(function, seconds, part, device):
     return timed
 
 
-def summary(parts):
-    """Medians and ranges of the seconds per task, and of the overhead's share."""
+def summary(parts, speeds):
+    """Medians and ranges of the seconds per task, of the overhead's share, and of the images per second."""
     seconds = {part: [each[part] for each in parts] for part in parts[0]}
     shares = [each["overhead"] / each["task"] for each in parts]
     record = {part: spread(values) for part, values in seconds.items()}
-    return {"seconds": record, "overhead_share": spread(shares)}
+    speed = {part: spread([each[part] for each in speeds]) for part in speeds[0]}
+    return {"seconds": record, "overhead_share": spread(shares), "images_per_second": speed}
 
 
 if __name__ == "__main__":
