@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Iterable
 
-MOST_NAMED = 60  # known names that an error lists
+MOST_NAMED = 100  # known names that an error lists
 
 
 class UserError(Exception):
@@ -64,9 +64,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
     if near:
         return f"; did you mean '{lower[near[0]]}'?"
-    if len(known) > MOST_NAMED:
-        return f"; known are {len(known)} names, among them {', '.join(known[:5])}: see docs/configuration.md"
-    return f"; known: {', '.join(known)}"
+    more = f", and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+    return f"; known: {', '.join(known[:MOST_NAMED])}{more}"
 
 
 def shown(value: object, quotes: bool = False) -> str:

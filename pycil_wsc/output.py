@@ -1,4 +1,4 @@
-"""Console output that never fails a run: text that cannot be written is dropped."""
+"""Console output that never fails a run: text that cannot be written is dropped. Also parsing of the command line."""
 
 import argparse
 import contextlib

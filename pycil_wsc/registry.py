@@ -156,11 +156,12 @@ metrics = Registry("metric", ["pycil_wsc.results.metrics"])
 
 def check_dataset(name: str) -> None:
     """Raise :class:`UserError` unless a data set ``name`` is registered; for a folder or file, say how to name it."""
-    if name not in datasets and os.path.exists(name):
+    if name in datasets:
+        return
+    if os.path.exists(name):
         prefix = "folder" if os.path.isdir(name) else "npz"
         raise UserError(f"unknown {datasets.what} '{name}'; did you mean '{prefix}:{name}'?")
-    if name not in datasets:
-        raise UserError(f"unknown {datasets.what} '{name}'{did_you_mean(name, [*datasets, 'folder:PATH', 'npz:PATH'])}")
+    raise UserError(f"unknown {datasets.what} '{name}'{did_you_mean(name, [*datasets, 'folder:PATH', 'npz:PATH'])}")
 
 
 def register_learner(name: str, **defaults: object) -> Callable[[type[T]], type[T]]:

@@ -51,7 +51,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         image_size: side of the images that the network sees; None: that of ``X``, but at least 8, or 224 for files.
         image_shape: (side, side) or (side, side, 3) of a row; None: the smallest greyscale square that has room for it.
         value_range: the values of black and of white in rows; None: 0 and 255 if the first ``X`` is uint8, else its
-            least and its greatest. Later rows must then be uint8, too, or other numbers, too.
+            least and its greatest. Later rows must then be of the same kind: uint8, or other numbers.
         device: as in the configuration.
         random_state: an integer, a ``RandomState`` that gives one, or None for the configuration's ``seed``.
         keys: further keys of the configuration, such as ``{"lrate": 0.05}``, and ``held_out`` of the learner.
@@ -129,7 +129,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             learner = Learner(self.method, quiet=self.quiet, **self._keys(images, form)) if anew else self.learner_
             learner.learn((images, names))
             self.form_ = form
-            self.bytes_ = are_bytes(X)
+            if anew:
+                self.bytes_ = are_bytes(X)
         self.learner_ = learner
         self.classes_ = np.union1d(known, labels)
         return self
@@ -141,9 +142,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         fitted = getattr(self, "form_", form)  # missing in classifiers that earlier versions saved
         if "rows" in {form, fitted} and form != fitted:
             raise UserError(f"X: {form}, but the classifier was fitted on {fitted}; give {fitted}, or fit it again")
-        fitted_on_bytes = getattr(self, "bytes_", are_bytes(X))
-        if form == "rows" and self.value_range is None and are_bytes(X) != fitted_on_bytes:
-            given, before = ("uint8", "other numbers") if are_bytes(X) else (str(np.asarray(X).dtype), "uint8")
+        if form != "rows" or self.value_range is not None or not hasattr(self, "bytes_"):
+            return
+        if (bytes_given := are_bytes(X)) != self.bytes_:
+            given, before = ("uint8", "other numbers") if bytes_given else (str(np.asarray(X).dtype), "uint8")
             raise UserError(
                 f"X: rows of {given}, but the classifier was fitted on rows of {before}; give the same type, or "
                 "value_range=(black, white) when you make the classifier"
@@ -176,7 +178,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         if self.random_state is not None:
             of_arguments["seed"] = "random_state"
         if others := sorted({"out", "on_progress"} & (self.keys or {}).keys()):
-            raise UserError(f"keys: '{others[0]}' is not a key of the configuration; leave it out")
+            raise UserError(f"keys: '{others[0]}' cannot be given here; leave it out")
         if twice := sorted(of_arguments.keys() & (self.keys or {}).keys()):
             own = of_arguments[twice[0]]
             raise UserError(f"keys: '{twice[0]}' has an argument of its own; give {own}=... instead")

@@ -217,6 +217,8 @@ def costs(record, name, column):
         return method["seconds"]["task"]["min"], method["seconds"]["task"]["max"]
     if column == "overhead":
         return (100 * method["overhead_share"]["median"],)
+    if column in (whole := {"images per second of training": "training", "of the task": "task"}):
+        return (method["images_per_second"][whole[column]]["median"],)
     return (method["over_replay"],) if column == "over Replay" else (method["seconds"][column]["median"],)
 
 
@@ -236,8 +238,8 @@ def peaks(record, names, column):
         ("engine-ablation-imagenet-cpu", "removed", parts),
         ("run-cost-cpu", "method", costs),
         ("run-cost-short-cpu", "method", costs),
-        ("run-cost-night-m1-cpu", "method", costs),
-        ("run-cost-night-m25-cpu", "method", costs),
+        ("run-cost-night-fp32-m1-cpu", "method", costs),
+        ("run-cost-night-fp32-m25-cpu", "method", costs),
         ("peak-memory-cpu", "method", peaks),
     ],
 )

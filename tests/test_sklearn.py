@@ -287,9 +287,7 @@ REFUSED = {
     "^value_range: .'a', 1. is not .black": lambda: small(value_range=("a", 1)).fit(np.eye(4), [0, 1, 0, 1]),
     "^image_shape: 88 is not .side, side. or": lambda: small(image_shape="88").fit(np.eye(64), np.arange(64) % 2),
     "^image_shape: .8.0, 8. is not .side": lambda: small(image_shape=(8.0, 8)).fit(np.eye(64), np.arange(64) % 2),
-    "^keys: 'out' is not a key of the configuration; leave it out": lambda: small(keys={"out": "a"}).fit(
-        IMAGES, [0, 1, 0, 1]
-    ),
+    "^keys: 'out' cannot be given here; leave it out": lambda: small(keys={"out": "a"}).fit(IMAGES, [0, 1, 0, 1]),
     "^y: some labels are strings, and others are not; give": lambda: small().fit(IMAGES, np.array(["a", None] * 2)),
     "^y: labels of the type .S1; give whole numbers or strings": lambda: small().fit(IMAGES, [b"a", b"b"] * 2),
     "^X: row 1 is not a file name, unlike row 0; leave it out": lambda: small().fit(["a.png", None], [0, 1]),

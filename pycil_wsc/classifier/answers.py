@@ -158,7 +158,7 @@ class Answers:
         for logits in self.classifier.batches(images):
             probabilities = self.probabilities(logits)
             first = best_classes(logits)[:, :1].cpu()  # of several that are equally likely, the one of predict
-            best = probabilities.scatter_add(1, first, torch.ones(first.shape).double()).topk(int(k)).indices
+            best = probabilities.scatter(1, first, 2.0).topk(int(k)).indices
             found.append(names[best.numpy()])
             values.append(probabilities.gather(1, best).numpy())
         return np.concatenate(found), np.concatenate(values)

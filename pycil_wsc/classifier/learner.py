@@ -175,8 +175,8 @@ class Learner(Answering):
         """
         if accept is not None and not isinstance(accept, Accept):
             raise UserError(f"accept: is a {type(accept).__name__}; give pycil_wsc.Accept(max_drop=0.02)")
-        gradients = torch.inference_mode(False), torch.enable_grad()  # also in a caller's no_grad()
-        with self._alone(), ONE_AT_A_TIME, self._learns(), gradients[0], gradients[1]:
+        # the last two: a caller may have switched gradients off
+        with self._alone(), ONE_AT_A_TIME, self._learns(), torch.inference_mode(False), torch.enable_grad():
             bar = Bar(self.quiet, self.on_progress)
             update = Update(self.config, self._saved, self._answers, self.held_out, self.out, bar, accept)
             outcome = update.learn(source)

@@ -102,7 +102,10 @@ def set_aside(
 
 
 def problem_of(ledger: Ledger, classes: int, tasks: int) -> str:
-    """The part of a ledger read from a file that does not fit N ``classes`` and M ``tasks``; "" if all parts fit."""
+    """The part of a ledger read from a file that does not fit a learner with this number of ``classes`` and ``tasks``.
+
+    "" if all parts fit.
+    """
     labels = ledger.held_out.targets
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         return "held-out images"

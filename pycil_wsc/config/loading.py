@@ -137,7 +137,8 @@ def owner(name: str) -> str:
     """Whose key it is, in words."""
     if name.startswith("wsc."):
         return "Weight Space Consolidation (model_name wsc, or consolidate)"
-    return " and ".join(method for method, learner in registry.learners.items() if name in declared(learner.Options))
+    methods = [method for method, learner in registry.learners.items() if name in declared(learner.Options)]
+    return ", ".join(sorted(methods))
 
 
 def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json], given: set[str]) -> list[RunConfig]:

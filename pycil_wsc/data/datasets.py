@@ -8,6 +8,7 @@
 * ``folder:PATH``: your own images, ``PATH/{train,val}/<class>/*.jpg``
 """
 
+import contextlib
 import http.client
 import logging
 import os
@@ -23,7 +24,7 @@ from pycil_wsc.data.fingerprint import fingerprint, fingerprint_of_file
 from pycil_wsc.data.image_files import read_folder
 from pycil_wsc.data.npz import ARRAYS, check_arrays, info_of_arrays, mean_and_std, read_npz, reason, three_channels
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import Unwritable, UserError
 from pycil_wsc.files import locked
 from pycil_wsc.registry import check_dataset, datasets, register_dataset
 
@@ -147,7 +148,7 @@ def _cifar(root, name, num_classes, mean, std):
     path = root / f"{name}.npz"
     downloaded = None
     if not os.path.lexists(path):
-        with locked(root, f".{name}.lock"):  # another process may be downloading it
+        with _alone_in(root, f".{name}.lock"):  # another process may be downloading it
             if not os.path.lexists(path):
                 downloaded = _download_cifar(path, name)
     arrays, read = (downloaded, None) if downloaded else read_npz(path)
@@ -158,6 +159,14 @@ def _cifar(root, name, num_classes, mean, std):
         )
     info = DatasetInfo(name, classes, 32, mean, std, crop="pad", padding=4, flip=True, brightness=63 / 255)
     return Dataset(info, train, test, fingerprint=read and fingerprint_of_file(path, read, train, test))
+
+
+def _alone_in(root: Path, name: str) -> contextlib.AbstractContextManager:
+    """The lock ``name`` in ``root``; none if nothing can be written there."""
+    try:
+        return locked(root, name)
+    except Unwritable:
+        return contextlib.nullcontext()
 
 
 def _download_cifar(path: Path, name: str) -> dict[str, np.ndarray]:

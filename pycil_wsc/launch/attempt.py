@@ -1,5 +1,6 @@
 """A run of a sweep, and one attempt at it, in this process, a worker process or on a cluster node."""
 
+import contextlib
 import functools
 import time
 import traceback
@@ -129,11 +130,12 @@ def record_failure(job: Job, outcome: Outcome) -> None:
 def remove_unfinished(config: RunConfig) -> None:
     """Remove what only an unfinished run has: a process that is killed right after writing its result leaves it."""
     for name in (FAILURE, RECORD, *kind_of(config).leftovers(config)):
-        remove(run_folder(config) / name)
+        with contextlib.suppress(OSError):  # it costs space, but no result
+            remove(run_folder(config) / name)
 
 
 def finished(config: RunConfig, data: Datasets) -> dict[str, Json] | None:
-    """The ``result.json`` of a finished run, or None. Results of earlier versions have no fingerprint of their data.
+    """The ``result.json`` of a finished run, or None. Those of earlier versions, without a fingerprint, are accepted.
 
     Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data.
     """

@@ -41,7 +41,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     what("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
     what("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
     what("--out", metavar="DIR", help="folder of the results (default: runs)")
-    text = "repeat finished runs, after a change of code or defaults; previous results become result.old.json"
+    text = "repeat finished runs, after a change of code or defaults; previous results become result.old.json, ..."
     what("--redo", action="store_true", help=f"{text}, other files of the run are removed")
     text = "write scalars for TensorBoard beside each run's results (needs tensorboard)"
     what("--tensorboard", action="store_true", help=text)

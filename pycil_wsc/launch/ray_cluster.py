@@ -126,7 +126,7 @@ def keep_result(job: Job, result: Mapping[str, Json]) -> None:
 
 
 class Shares(NamedTuple):
-    """What a run has of a node: ``cpus`` for each of its processes, ``gpus`` for all, ``most``: its number of cores."""
+    """What a run has of a node: ``cpus`` for each of its processes, ``gpus`` for all; ``most``: the most cores."""
 
     cpus: float
     gpus: float

@@ -74,8 +74,9 @@ class Schedule:
         except UnusableRun as error:
             self.ended(job, Outcome(failure=str(error)))
             return
-        if job.result is None:
-            return self._put(FRESH, job)  # another command repeats the run
+        if job.result is None:  # another command repeats the run
+            job.state = "waiting"
+            return self._put(FRESH, job)
         with contextlib.suppress(Timeout, Unwritable), locked(run_folder(job.config), wait=False):
             remove_unfinished(job.config)
         job.planned = 0  # this command has nothing left to do

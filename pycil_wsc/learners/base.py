@@ -25,7 +25,7 @@ OF_PYCIL = {
     "eval_task": "the hooks extract and classify",
     "build_rehearsal_memory": "register_exemplars",
 }
-NEAR = 0.9  # how similar a misspelt name, such as `phase`, is to a hook's at least; other names are the method's own
+NEAR = 0.9  # the least similarity of a misspelt name, such as `phase`, to a hook's; other names are the method's own
 
 
 class BaseLearner(Hooks):

@@ -85,12 +85,12 @@ class BiC(WA):
         indices = self.training_indices(task)
         targets = self.manager.train_targets[indices]
         counts = np.bincount(targets, minlength=task.num_seen)
-        kept = min(c.memory_per_class, counts[: task.num_old].max())
+        old, new = counts[: task.num_old], counts[task.num_old :]
         if options.validation == "pycil":
-            number = int(options.split_ratio * c.memory_size / task.num_old)
+            number = int(options.split_ratio * (c.memory_size / task.num_old))
         else:
-            number = max(int(options.split_ratio * kept), min(1, kept // 2))
-        number = min(number, counts[: task.num_old].min(), counts[task.num_old :].min() // 2)
+            number = max(int(options.split_ratio * min(c.memory_per_class, old.max())), int(old.min() > 1))
+        number = min(number, old.min(), new.min() // 2)
         rng = np.random.default_rng(seeding.derived_seed(c.seed, "validation", task.index))
         return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])
 

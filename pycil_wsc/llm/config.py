@@ -104,10 +104,10 @@ class CorpusOptions:
     test_on: str = key(
         "test", "items to score: `test`, or `eval` to choose the learning rate or epochs by", choices=("test", "eval")
     )
-    train_items: int | None = key(None, "use only this many training items of each task, the first; null: all", low=1)
-    test_items: int | None = key(None, "use only this many test items of each task, the first; null: all", low=1)
+    train_items: int | None = key(None, "use only the first N training items of each task; null: all", low=1)
+    test_items: int | None = key(None, "use only the first N test items of each task; null: all", low=1)
     pool: str | None = key("Lima", "folder of general items, all of which are in every replay epoch, or null")
-    pool_items: int | None = key(None, "use only this many items of the pool, the first; null: all", low=1)
+    pool_items: int | None = key(None, "use only the first N items of the pool; null: all", low=1)
     chat_template: bool | None = key(
         None,
         "format prompts as a user's turn of the tokeniser's chat template; null: if it has one, except for "

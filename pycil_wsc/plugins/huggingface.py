@@ -185,7 +185,7 @@ class WSCCallback(TrainerCallback):
         return self.wsc
 
     def _built(self, steps: int, model: nn.Module, given: Mapping[str, Any]) -> WeightSpaceConsolidation:
-        """The consolidation of N ``steps``, with the current weights of ``model`` as those before the task."""
+        """The consolidation of this many ``steps``, with the current weights of ``model`` as those before the task."""
         options = WSCOptions(warmup=self.warmup)
         return options.build(model.named_parameters(), steps, named_buffers=model.named_buffers(), **given)
 

@@ -11,7 +11,7 @@ from pycil_wsc.results.packed import pack, unpack
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack or unpack; returns the exit code: 0, 1 if a result could not be read, 2 for invalid input, 130 on Ctrl-C"""
+    """Pack or unpack; returns the exit code: 0, 1 if a result could not be read, 2 for invalid input, 130: Ctrl-C."""
     with best_effort_output():
         try:
             return _carry_out(_parse(argv))

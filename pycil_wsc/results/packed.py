@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import locked, write_atomically, write_json
-from pycil_wsc.results.store import ANALYSES, RESULT, Problem, Record, find_runs, read_result
+from pycil_wsc.results.store import ANALYSES, RESULT, Problem, Record, find_runs
 
 COMPRESSED = ".xz"
 
@@ -56,7 +56,7 @@ def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
             assert record.path
             folder = record.path.parent.relative_to(runs).as_posix()
             prefix = str(record.config.get("prefix"))
-            if folder.startswith(f"{prefix}/") and (runs / prefix).is_dir():
+            if folder.startswith(f"{prefix}/"):
                 raise UserError(f"{runs}: is the folder of all sweeps; give that of one, {runs / prefix}")
             run = PackedRun(folder=folder, result=json.loads(record.path.read_bytes()), analyses=record.analyses)
             other = packed.get(folder, run).prefix
@@ -98,10 +98,12 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
 
 
 def _has_whole_result(folder: Path) -> bool:
+    """Whether the folder has a result that is whole JSON, by whichever version."""
     try:
-        return bool(read_result(folder / RESULT)) if (folder / RESULT).exists() else False
-    except UnusableRun:
+        json.loads((folder / RESULT).read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
         return False
+    return True
 
 
 def lines(file: Path) -> Iterator[PackedRun]:
@@ -110,7 +112,7 @@ def lines(file: Path) -> Iterator[PackedRun]:
         content = file.read_bytes()
         text = (lzma.decompress(content) if file.suffix == COMPRESSED else content).decode()
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); make it readable") from None
+        raise UserError(f"{file}: cannot be read ({error.strerror}); give a file that pack wrote") from None
     except (ValueError, EOFError, lzma.LZMAError):
         raise UserError(f"{file}: is damaged or incomplete; restore it") from None
     for number, line in enumerate(text.splitlines(), 1):

@@ -88,7 +88,7 @@ class Journal:
         self.say(f"resumes {where}/{phase.epochs}")
 
     def epoch_ended(self, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
-        """An epoch has ended; accuracy in percent. :class:`TrainingDiverged` if the loss is not finite, or huge."""
+        """An epoch has ended; accuracy in percent. Raises :class:`TrainingDiverged` if the loss is not finite."""
         seconds = self.tick("train_seconds")
         self.bar.epoch(phase.name, epoch, phase.epochs, loss, accuracy)
         where = self.bar.place(phase.name, epoch, phase.epochs)

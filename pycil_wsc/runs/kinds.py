@@ -52,7 +52,7 @@ class Kind(Generic[C, D]):
         raise NotImplementedError
 
     def leftovers(self, config: C) -> tuple[str, ...]:
-        """Files that a finished run no longer needs."""
+        """Files and folders that a finished run no longer needs."""
         return self.records[:1]
 
     def unrecorded(self, config: C) -> list[str]:

@@ -63,7 +63,7 @@ class TaskBar:
             self._send()
 
     def at(self, position: str, images: int = 0) -> None:
-        """The run is at this ``position`` of the task, after N more ``images``."""
+        """The run is at this ``position`` of the task, after this many more ``images``."""
         self.position = f"{self.task} {position}"
         self.step(images)
 

@@ -14,6 +14,8 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.results.schema import ImageResult
 
+MOST_CONFUSED = 2000  # classes: a larger confusion matrix would take more than 12 MB of each result
+
 
 def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
     """Top-1 accuracy in percent. ``predictions``: (N, k) class numbers, best first; ``targets``: (N,)."""
@@ -29,9 +31,6 @@ def task_accuracies(predictions: np.ndarray, targets: np.ndarray, tasks: np.ndar
     """Accuracy on each task's samples; ``tasks``: (N,) the task of each sample. One percentage per task."""
     masks = [tasks == index for index in range(tasks.max() + 1)]
     return [accuracy(predictions[mask], targets[mask]) for mask in masks]
-
-
-MOST_CONFUSED = 2000  # classes: a larger confusion matrix would take more than 12 MB of each result
 
 
 def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: int) -> np.ndarray:
