@@ -21,6 +21,7 @@ from test_records import rows_after
 
 from pycil_wsc.config.loading import load
 from pycil_wsc.results import Record
+from pycil_wsc.results.packed import pack
 
 ROOT = Path(__file__).parent.parent
 NIGHT, PAPER_PAGE = ROOT / "exps" / "night", ROOT / "docs" / "paper.md"
@@ -30,6 +31,7 @@ with pytest.MonkeyPatch.context() as patch:
     details = importlib.import_module("claims_in_detail")
     findings = importlib.import_module("claim_findings")
     claims_figure = importlib.import_module("claims_figure")
+    imagenet100 = importlib.import_module("imagenet100")
 recorded = functools.cache(lambda: findings.recorded(findings.RUNS))  # the committed runs
 A_OVER_B = findings.Claim("A is ahead of B", [("a",)], [("b",)], (4, 40))
 
@@ -342,6 +344,24 @@ def test_a_limit_half_as_wide_changes_the_verdict_about_drift_alone():
     assert changed == ["Drift ranks as well as the product of moments"]
     (alone,) = (claim for claim in claims.CLAIMS if claim.text == "WSC is ahead of averaging alone")
     assert findings.finding(alone, runs).verdict == "not seen"
+
+
+def test_the_table_of_imagenet100_has_cells_of_all_seeds(tmp_path, monkeypatch):
+    """Means and standard errors of the average accuracies; one seed is missing of DER."""
+    for method, seed, average in (
+        *(("replay", seed, 10.0 + seed) for seed in range(3)),
+        ("der", 0, 7.0),
+        ("der", 1, 8.0),
+    ):
+        result = synthetic.result(method, 60, seed=seed) | {"avg_acc": average}
+        synthetic.write(tmp_path / "runs" / f"{method}{seed}", result)
+    monkeypatch.setattr(imagenet100, "RUNS", tmp_path / "imagenet100.jsonl.xz")
+    assert imagenet100.rows() == []
+    pack(tmp_path / "runs", imagenet100.RUNS)
+    header, *rows = imagenet100.rows()
+    assert header == ("method", "8 per class", "20 per class", "60 per class", "100 per class")
+    assert dict((row[0], row[1:]) for row in rows)["Replay"] == (*["not run yet"] * 2, "11.00 ± 0.58", "not run yet")
+    assert all(cell == "not run yet" for name, *cells in rows if name != "Replay" for cell in cells) and len(rows) == 8
 
 
 def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():

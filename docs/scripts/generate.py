@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, LANGUAGE_MODELS, SPEED, ABUNDANT = "configuration", "language_models", "speed", "abundant"
-WSC = "wsc"
+WSC, PAPER = "wsc", "paper"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
 RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
@@ -22,6 +22,7 @@ RECORDS |= {
     "abundant": ABUNDANT,
     "equal decay": ABUNDANT,
     "averaging": WSC,
+    "imagenet100": PAPER,
 }
 GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
 
@@ -91,6 +92,7 @@ def recorded(name):
     """The Markdown table of the record results/``name``.json, or of the runs in the folder of that name."""
     import abundant  # beside this file, as are
     import averaging
+    import imagenet100
     import speed_tables
     import trace_tables
 
@@ -101,6 +103,8 @@ def recorded(name):
         lines = speed_tables.rows(name)
     elif name == "equal decay":
         lines = abundant.rows_at_equal_decay()
+    elif name == "imagenet100":
+        lines = imagenet100.rows()
     elif name == "averaging":
         lines = averaging.rows()
         return f"{rows(lines[0], lines[1:])}\n{averaging.sentence()}\n" if lines else "None yet.\n"

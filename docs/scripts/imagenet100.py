@@ -1,0 +1,42 @@
+"""The table of docs/paper.md on ImageNet-100: accuracies of the runs of exps/night/imagenet100.json.
+
+python docs/scripts/generate.py
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from claim_findings import EIGHT, NOT_RUN  # noqa: E402  beside this file, as the next one is
+from figure import NAMES  # noqa: E402
+
+from pycil_wsc.config.loading import load  # noqa: E402
+from pycil_wsc.results import Record  # noqa: E402
+from pycil_wsc.results.packed import lines  # noqa: E402
+
+RUNS = ROOT / "results" / "night" / "imagenet100.jsonl.xz"
+CONFIG = ROOT / "exps" / "night" / "imagenet100.json"
+
+
+def rows() -> list[tuple[str, ...]]:
+    """The table's lines, the header first; empty without records. A cell has all seeds, or none of them."""
+    found = []
+    for run in lines(RUNS) if RUNS.exists() else ():
+        record = Record.of(run.result)
+        found.append((record.method, record.memory, record.average))
+    if not found:
+        return []
+    cells = pd.DataFrame(found, columns=["method", "memory", "average"]).groupby(["method", "memory"])["average"]
+    runs = load(CONFIG)
+    seeds = len({run.seed for run in runs})
+    sizes = sorted({run.memory_per_class for run in runs})
+    table = [("method", *(f"{size} per class" for size in sizes))]
+    for method in EIGHT:
+        values = [cells.get_group((method, size)) if (method, size) in cells.groups else [] for size in sizes]
+        texts = (f"{cell.mean():.2f} ± {cell.sem():.2f}" if len(cell) == seeds else NOT_RUN for cell in values)
+        table.append((NAMES[method], *texts))
+    return table
