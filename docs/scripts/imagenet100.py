@@ -30,13 +30,13 @@ def rows() -> list[tuple[str, ...]]:
         found.append((record.method, record.memory, record.average))
     if not found:
         return []
-    cells = pd.DataFrame(found, columns=["method", "memory", "average"]).groupby(["method", "memory"])["average"]
-    runs = load(CONFIG)
-    seeds = len({run.seed for run in runs})
-    sizes = sorted({run.memory_per_class for run in runs})
+    averages = pd.DataFrame(found, columns=["method", "memory", "average"])
+    planned = [run.to_dict() for run in load(CONFIG)]
+    seeds = len({run["seed"] for run in planned})
+    sizes = sorted({run["memory_per_class"] for run in planned})
     table = [("method", *(f"{size} per class" for size in sizes))]
     for method in EIGHT:
-        values = [cells.get_group((method, size)) if (method, size) in cells.groups else [] for size in sizes]
-        texts = (f"{cell.mean():.2f} ± {cell.sem():.2f}" if len(cell) == seeds else NOT_RUN for cell in values)
+        cells = [averages.query("method == @method and memory == @size")["average"] for size in sizes]
+        texts = (f"{cell.mean():.2f} ± {cell.sem():.2f}" if len(cell) == seeds else NOT_RUN for cell in cells)
         table.append((NAMES[method], *texts))
     return table
