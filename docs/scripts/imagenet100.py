@@ -36,7 +36,8 @@ def rows() -> list[tuple[str, ...]]:
     sizes = sorted({run["memory_per_class"] for run in planned})
     table = [("method", *(f"{size} per class" for size in sizes))]
     for method in EIGHT:
-        cells = [averages.query("method == @method and memory == @size")["average"] for size in sizes]
+        own = averages.loc[averages["method"].eq(method)]
+        cells = [own.loc[own["memory"].eq(size), "average"] for size in sizes]
         texts = (f"{cell.mean():.2f} ± {cell.sem():.2f}" if len(cell) == seeds else NOT_RUN for cell in cells)
         table.append((NAMES[method], *texts))
     return table
