@@ -386,6 +386,24 @@ def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
     assert shown_in(tmp_path / "figure.svg") == shown_in(claims_figure.IMAGE)
 
 
+def test_the_pages_say_who_is_ahead_of_replay_at_its_operations():
+    runs = findings.table_of(recorded())
+    ahead, behind, text = [], [], {}
+    for _, equal in details.OWN_AND_EQUAL:
+        for share, seeds in findings.finding(equal, runs).ours.items():
+            mean, half = findings.interval(seeds)
+            assert len(seeds.dropna()) == findings.SEEDS
+            text[equal.text, share] = f"{abs(mean):.2f} ± {half:.2f}"
+            ahead += [(equal.text, share)] * (mean > half)
+            behind += [(equal.text, share)] * (mean < -half)
+    assert ahead == [("FOSTER", 4)] and {place for place in text if place[1] != 4} <= set(behind)
+    smallest = {share: min((text[place], place[0]) for place in text if place[1] == share) for share in (40, 100)}
+    assert {name for _, name in smallest.values()} == {"iCaRL"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"iCaRL least (by {smallest[40][0]} and {smallest[100][0]} points)" in readme
+    assert f"FOSTER alone is ahead, by {text['FOSTER', 4]} points" in readme
+
+
 def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
     readme, found = (
         (ROOT / "README.md").read_text(encoding="utf-8"),
