@@ -696,7 +696,7 @@ def test_predictions_of_no_images_are_none_and_of_odd_lists_one_line(months):
     learner = learned(months[0], epochs=1, init_epoch=1)
     for nothing in ([], (), np.empty((0, 8, 8, 3), np.uint8)):
         assert learner.predict(nothing).tolist() == []
-    with pytest.raises(UserError, match="^image: is a list; give a PIL image, a file name, or uint8"):
+    with pytest.raises(UserError, match="^image 0: is a list; give a PIL image, a file name, or uint8"):
         learner.predict([[1], [1, 2]])
 
 

@@ -23,4 +23,5 @@ def neither_are_the_others() -> None:
     assert_type(pycil_wsc.load_exported("exported"), Answers)
     assert_type(pycil_wsc.load("run").predict([]), np.ndarray)
     assert_type(pycil_wsc.UserError("one line").args, tuple)
+    assert_type(pycil_wsc.TrainingDiverged("one line").args, tuple)
     assert_type(pycil_wsc.__version__, str)
