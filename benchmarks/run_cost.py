@@ -112,7 +112,6 @@ def timed_run(name, dataset, args):
         def learn(task, *arguments, **named):
             if task.index == 1:  # the first task is not measured
                 seconds.clear()
-                seconds["images before"] = learner.images_trained
                 seconds["start"] = now(learner.device)
             return whole(task, *arguments, **named)
 
@@ -129,7 +128,7 @@ def timed_run(name, dataset, args):
         with patch.object(loop, "fit", without_checkpoints):
             result = run.execute()
         seconds["task"] = now(learner.device) - seconds.pop("start")
-        images = result["images_trained"] - seconds.pop("images before")
+        images = result["images_trained"] - run.journal.history[0]["images_trained"]
     seconds["overhead"] = seconds["task"] - seconds["training"]
     parts = {part: value / (args.tasks - 1) for part, value in seconds.items()}
     speed = {"training": images / seconds["training"], "task": images / seconds["task"]}

@@ -96,6 +96,14 @@ def locked(folder: str | Path, name: str = ".lock", wait: bool = True) -> Acquir
         ) from None
 
 
+def locked_if_writable(folder: str | Path, name: str, wait: bool = True) -> contextlib.AbstractContextManager:
+    """:func:`locked`, or no lock where the folder cannot be written, and so nothing can be lost."""
+    try:
+        return locked(folder, name, wait)
+    except Unwritable:
+        return contextlib.nullcontext()
+
+
 def read_json(path: str | Path) -> Json:
     """The value in a JSON file. Raises a :class:`UserError` with the path for a file that cannot be read or parsed."""
     try:

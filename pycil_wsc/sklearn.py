@@ -129,8 +129,6 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             learner = Learner(self.method, quiet=self.quiet, **self._keys(images, form)) if anew else self.learner_
             learner.learn((images, names))
             self.form_ = form
-            if anew:
-                self.bytes_ = are_bytes(X)
         self.learner_ = learner
         self.classes_ = np.union1d(known, labels)
         return self
@@ -144,8 +142,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             raise UserError(f"X: {form}, but the classifier was fitted on {fitted}; give {fitted}, or fit it again")
         if form != "rows" or self.value_range is not None or not hasattr(self, "bytes_"):
             return
-        if (bytes_given := are_bytes(X)) != self.bytes_:
-            given, before = ("uint8", "other numbers") if bytes_given else (str(np.asarray(X).dtype), "uint8")
+        given = np.asarray(X).dtype
+        if (given == np.uint8) != self.bytes_:
+            before = "uint8" if self.bytes_ else "other numbers"
             raise UserError(
                 f"X: rows of {given}, but the classifier was fitted on rows of {before}; give the same type, or "
                 "value_range=(black, white) when you make the classifier"
@@ -298,7 +297,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("ContinualClassifier requires y to be passed, but the target y is None")
         if form_of(X) == "rows":
             rows, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
-            images = self._pictures(rows, reset, are_bytes(X))
+            images = self._pictures(rows, reset, X)
         else:
             images = self._images(X, reset)
             check_consistent_length(images, y)
@@ -316,12 +315,13 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         if form_of(X) == "images":
             return in_colour(np.asarray(X))
         rows = validate_data(self, X, reset=reset, dtype=np.float64)
-        return self._pictures(rows, reset, are_bytes(X))
+        return self._pictures(rows, reset, X)
 
-    def _pictures(self, rows, reset, bytes_given):
-        """Rows of pixels, float64 (n, pixels), as uint8 images (n, side, side, 3)."""
+    def _pictures(self, rows, reset, X):
+        """Rows of pixels, float64 (n, pixels), made from ``X``, as uint8 images (n, side, side, 3)."""
         if reset:
-            first = (0, 255) if bytes_given else (rows.min(), rows.max())
+            self.bytes_ = np.asarray(X).dtype == np.uint8
+            first = (0, 255) if self.bytes_ else (rows.min(), rows.max())
             self.value_range_ = range_of(first if self.value_range is None else self.value_range)
             self.image_shape_ = shape_of(rows.shape[1], self.image_shape)
         black, white = self.value_range_
@@ -362,11 +362,6 @@ def form_of(images: Samples) -> str:
     if len(names) and isinstance(names[0], (str, os.PathLike)):
         return "files"
     return "images" if getattr(images, "ndim", 0) > 2 else "rows"
-
-
-def are_bytes(images: Samples) -> bool:
-    """Whether the values are uint8."""
-    return np.asarray(images).dtype == np.uint8
 
 
 def _column(images: Samples) -> list[object]:

@@ -21,7 +21,7 @@ from test_records import rows_after
 
 from pycil_wsc.config.loading import load
 from pycil_wsc.results import Record
-from pycil_wsc.results.packed import pack
+from pycil_wsc.results.packed import lines, pack
 
 ROOT = Path(__file__).parent.parent
 NIGHT, PAPER_PAGE = ROOT / "exps" / "night", ROOT / "docs" / "paper.md"
@@ -362,6 +362,11 @@ def test_the_table_of_imagenet100_has_cells_of_all_seeds(tmp_path, monkeypatch):
     assert header == ("method", "8 per class", "20 per class", "60 per class", "100 per class")
     assert dict((row[0], row[1:]) for row in rows)["Replay"] == (*["not run yet"] * 2, "11.00 ± 0.58", "not run yet")
     assert all(cell == "not run yet" for name, *cells in rows if name != "Replay" for cell in cells) and len(rows) == 8
+
+
+def test_the_page_says_how_many_of_its_runs_there_are():
+    done, planned = len(list(lines(imagenet100.RUNS))), len(load(imagenet100.CONFIG))
+    assert f"{done} of its {planned} runs have been done so far" in PAPER_PAGE.read_text(encoding="utf-8")
 
 
 def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():

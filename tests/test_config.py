@@ -495,7 +495,7 @@ BAD = {
     "out: is empty; give the folder of the results": {"out": ""},
     "unknown model_name 'WSC'; did you mean 'wsc'": {"model_name": "WSC"},
     "unknown model_name 'BiC'; did you mean 'bic'": {"model_name": "BiC"},
-    "more": {"xyzxyz": 1},
+    "unknown key 'xyzxyz'; known: IL_batch_size, T, adapt, ": {"xyzxyz": 1},
     "unknown dataset 'mnistt'; known: cifar10, cifar100, cifar100_16, digits, folder:PATH, ": {"dataset": "mnistt"},
     "runs: expected a list of objects": {"runs": []},
     "runs: expected a list of objects of keys and values, at least one": {"runs": [1]},

@@ -368,7 +368,7 @@ def test_of_two_processes_one_downloads_and_the_other_waits(tmp_path, monkeypatc
 
 def test_a_folder_without_write_access_needs_no_lock(fake_cifar, tmp_path, monkeypatch):
     """torchvision may find its own files there."""
-    monkeypatch.setattr("pycil_wsc.data.datasets.locked", Mock(side_effect=Unwritable("Permission denied")))
+    monkeypatch.setattr("pycil_wsc.files.locked", Mock(side_effect=Unwritable("Permission denied")))
     assert equal(load_dataset("cifar100", tmp_path).train, FakeCifar.arrays["train_x"], FakeCifar.arrays["train_y"])
 
 

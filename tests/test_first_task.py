@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small_runs import ROOT, command, killed_at, results, without_checkpoints, without_measurements
 
-from pycil_wsc import registry
+from pycil_wsc import files, registry
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import Unwritable
@@ -273,7 +273,7 @@ def test_one_that_cannot_be_kept_is_trained_by_each_run(obstacle, settings, monk
     else:
         monkeypatch.setattr(first_task, "save_state", refused)
     if obstacle == "no lock":
-        monkeypatch.setattr(first_task, "locked", refused)
+        monkeypatch.setattr(files, "locked", refused)
     found = [run(settings, model_name="replay", prefix=prefix).execute() for prefix in ("one", "two")]
     assert found[0]["curve"] == found[1]["curve"] and not any(map(taken, found))
     assert "cannot be written" in caplog.text and "; other runs train the first task again" in caplog.text

@@ -8,7 +8,6 @@
 * ``folder:PATH``: your own images, ``PATH/{train,val}/<class>/*.jpg``
 """
 
-import contextlib
 import http.client
 import logging
 import os
@@ -24,8 +23,8 @@ from pycil_wsc.data.fingerprint import fingerprint, fingerprint_of_file
 from pycil_wsc.data.image_files import read_folder
 from pycil_wsc.data.npz import ARRAYS, check_arrays, info_of_arrays, mean_and_std, read_npz, reason, three_channels
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
-from pycil_wsc.errors import Unwritable, UserError
-from pycil_wsc.files import locked
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import locked_if_writable
 from pycil_wsc.registry import check_dataset, datasets, register_dataset
 
 __all__ = ["Dataset", "DatasetInfo", "Split", "load_dataset"]
@@ -148,7 +147,7 @@ def _cifar(root, name, num_classes, mean, std):
     path = root / f"{name}.npz"
     downloaded = None
     if not os.path.lexists(path):
-        with _alone_in(root, f".{name}.lock"):  # another process may be downloading it
+        with locked_if_writable(root, f".{name}.lock"):  # another process may be downloading it
             if not os.path.lexists(path):
                 downloaded = _download_cifar(path, name)
     arrays, read = (downloaded, None) if downloaded else read_npz(path)
@@ -159,14 +158,6 @@ def _cifar(root, name, num_classes, mean, std):
         )
     info = DatasetInfo(name, classes, 32, mean, std, crop="pad", padding=4, flip=True, brightness=63 / 255)
     return Dataset(info, train, test, fingerprint=read and fingerprint_of_file(path, read, train, test))
-
-
-def _alone_in(root: Path, name: str) -> contextlib.AbstractContextManager:
-    """The lock ``name`` in ``root``; none if nothing can be written there."""
-    try:
-        return locked(root, name)
-    except Unwritable:
-        return contextlib.nullcontext()
 
 
 def _download_cifar(path: Path, name: str) -> dict[str, np.ndarray]:

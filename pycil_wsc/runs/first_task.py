@@ -27,7 +27,7 @@ from pycil_wsc.devices import device_name
 from pycil_wsc.engine.environment import CODE, code_elsewhere
 from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import Unwritable
-from pycil_wsc.files import Json, locked
+from pycil_wsc.files import Json, locked_if_writable
 from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.learners.consolidating import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
@@ -48,12 +48,10 @@ def shared(path: Path, processes: Processes, say: Callable[[str], None]) -> Iter
 def _lock(path: Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager:
     name = f".{path.name}.lock"
     try:
-        return locked(path.parent, name, wait=False)
+        return locked_if_writable(path.parent, name, wait=False)  # if it is not, :func:`save` says so
     except Timeout:
         say("waiting for the first task, which another run is training")
-        return locked(path.parent, name)
-    except Unwritable:  # told by :func:`save`
-        return contextlib.nullcontext()
+        return locked_if_writable(path.parent, name)
 
 
 def load(path: Path) -> State | None:
