@@ -1,4 +1,4 @@
-"""Cost of training a language model: tokens per second, share of the device's peak, peak memory; methods compared.
+"""Cost of training a language model: tokens per second, fraction of the device's peak, peak memory; methods compared.
 
     python benchmarks/language_model.py --methods replay wsc slerp magmax --peak 989e12 --out
     results/language-model-gpu.json

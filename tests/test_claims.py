@@ -450,7 +450,7 @@ def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
 
 
 def test_the_night_files_are_complete():
-    """``all.json`` has the runs of the others, with the paper's shares of memory, and every claim has its runs."""
+    """``all.json`` has the runs of the others, with the paper's fractions of memory, and every claim has its runs."""
     second = {"equal_operations", "imagenet100", "averaging"}  # tables of their own
     files = {path.stem: path for path in NIGHT.glob("*.json") if not path.stem.startswith("trials")}
     runs = {name: load(path) for name, path in files.items() if name not in second}

@@ -659,10 +659,10 @@ def test_a_state_of_another_version_is_refused_in_one_line(saved):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (lambda: dict(retain=1.5), "retain=1.5 is a share"),
-        (lambda: dict(retain=float("nan")), "retain=nan is a share"),
-        (lambda: dict(reset=Blend(-0.1)), "blend=-0.1 is a share"),
-        (lambda: dict(reset=ShrinkPerturb(dict, shrink=2.0)), "shrink=2.0 is a share"),
+        (lambda: dict(retain=1.5), "retain=1.5 is a fraction"),
+        (lambda: dict(retain=float("nan")), "retain=nan is a fraction"),
+        (lambda: dict(reset=Blend(-0.1)), "blend=-0.1 is a fraction"),
+        (lambda: dict(reset=ShrinkPerturb(dict, shrink=2.0)), "shrink=2.0 is a fraction"),
         (lambda: dict(reset=ShrinkPerturb(dict, perturb=-1.0)), "perturb=-1.0 is a factor"),
         (lambda: dict(average=Average(every=0)), "every=0: give a whole number of optimiser steps, at least 1"),
         (lambda: dict(average=Average(every=1.5)), "every=1.5: give a whole number of optimiser steps"),

@@ -315,7 +315,7 @@ def test_at_the_margin_a_good_update_is_rejected_in_about_one_of_twenty():
 
 
 def test_with_few_images_the_level_is_that_of_the_page():
-    """3 to 9 % at 60 images and 5 to 8 % at 150, whatever share of the images only the second model gets right."""
+    """3 to 9 % at 60 images and 5 to 8 % at 150, whatever fraction of the images only the second model gets right."""
     for number, low, high in ((60, 0.03, 0.09), (150, 0.045, 0.085)):
         for drop in (0.02, 0.05):
             outcomes = [(lost, gained) for lost in range(40) for gained in range(40)]  # the rest has a chance of 1e-4

@@ -208,8 +208,8 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(warmup=1.0), "warmup=1.0 is a share"),
-        (dict(retain=2), "retain=2 is a share"),
+        (dict(warmup=1.0), "warmup=1.0 is a fraction"),
+        (dict(retain=2), "retain=2 is a fraction"),
         (dict(reset="revert"), "reset='revert': give Blend"),
         (dict(periods=[Period(0, 0, 10), Period(5, 10, 20)], importance=moment_score()), r"Period\(before=5.*overlap"),
         (dict(periods=[Period(10, 5, 20)], importance=moment_score()), r"Period\(before=10.*give before <= start"),

@@ -224,7 +224,7 @@ def test_a_file_that_another_command_has_replaced_is_not_read_with_the_old_place
     "damaged, left", [("*.npz", 0.5), ("*.npz", 0), ("*.uint8", 0.5), ("*.uint8", 0), ("*.uint8", None)]
 )
 def test_a_truncated_or_deleted_file_is_made_again(damaged, left, dataset, tmp_path):
-    """``left``: the share of the file that is left, None if it is deleted."""
+    """``left``: the fraction of the file that is left, None if it is deleted."""
     whole = decoded(dataset, tmp_path, 0, False).train.decoded.pixels.copy()
     (path,) = tmp_path.rglob(f"decoded-{damaged}")
     if left is None:

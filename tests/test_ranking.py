@@ -117,10 +117,10 @@ def test_eight_million_elements_are_ranked_within_a_few_blocks_of_memory():
 
 @pytest.mark.parametrize("retain", [1.5, -0.1, float("nan")])
 def test_a_share_outside_0_to_1_is_refused_and_changes_nothing(retain):
-    with pytest.raises(ValueError, match="retain=.* is a share: give a number from 0 to 1"):
+    with pytest.raises(ValueError, match="retain=.* is a fraction: give a number from 0 to 1"):
         top_mask([torch.rand(3)], retain)
     weights = torch.zeros(3)
-    with pytest.raises(ValueError, match="retain=.* is a share: give a number from 0 to 1"):
+    with pytest.raises(ValueError, match="retain=.* is a fraction: give a number from 0 to 1"):
         rank_reset_([weights], [torch.ones(3)], [torch.rand(3)], retain, 0.5)
     assert not weights.any()
 

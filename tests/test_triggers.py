@@ -1,4 +1,4 @@
-"""When the warm-up ends: after its share of the epochs, or at a plateau of the loss."""
+"""When the warm-up ends: after a fraction of the epochs, or at a plateau of the loss."""
 
 import warnings
 

@@ -42,7 +42,7 @@ class Claim:
     Args:
         text: what is claimed, in a few words.
         accepts: the values between which the difference is, if the claim is true.
-        against: the shares of memory of ``minus``; None: those of ``plus``.
+        against: the fractions of memory of ``minus``; None: those of ``plus``.
         best: each group stands for its best row at each share, by the mean over the seeds, instead of its mean.
         measure: the column of the table of runs.
         study: the paper's table; its main table has what this one lacks.
@@ -63,11 +63,11 @@ class Claim:
     added: bool = False
 
     def pairs(self) -> list[tuple[int, int]]:
-        """The shares of memory of ``plus`` and of ``minus`` that are compared."""
+        """The fractions of memory of ``plus`` and of ``minus`` that are compared."""
         return list(zip(self.shares, self.against or self.shares, strict=True))
 
     def cells(self) -> list[str]:
-        """All cells that the claim is about: rows at a share of memory, as ``wsc@40``."""
+        """All cells that the claim is about: rows at a fraction of memory, as ``wsc@40``."""
         found = []
         for ours, theirs in self.pairs():
             for group in self.plus:
@@ -83,7 +83,7 @@ def in_setting(rows: Group, setting: str) -> Group:
 
 
 def cells(rows: Iterable[str], share: int) -> list[str]:
-    """The columns of the rows at a share of memory."""
+    """The columns of the rows at a fraction of memory."""
     return [f"{row}@{share}" for row in rows]
 
 
@@ -98,7 +98,7 @@ def recorded(file: Path) -> list[Record]:
 
 
 def table_of(found: Sequence[Record]) -> pd.DataFrame:
-    """A line per run: its row, the share of the images that its memory keeps, its seed and its measures."""
+    """A line per run: its row, the fraction of the images that its memory keeps, its seed and its measures."""
     table = []
     for record in found:
         share = round(100 * record.memory / record.config["images_per_class"])
@@ -190,7 +190,7 @@ VERDICTS = ("the opposite", "not seen", "seen", NOT_RUN)  # unflattering ones fi
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, the difference in the paper, and ours: a line per seed and a column per share of memory."""
+    """A claim, the difference in the paper, and ours: a line per seed and a column per fraction of memory."""
 
     claim: Claim
     paper: pd.DataFrame
@@ -229,7 +229,7 @@ def detectable(count: int) -> float:
 
 
 def differences(claim: Claim, wide: pd.DataFrame) -> pd.DataFrame:
-    """The claim's difference at each share of memory (columns), for each seed (index); NaN where a run is missing."""
+    """The claim's difference at each fraction of memory (columns), for each seed (index); NaN for missing runs."""
     found = {}
     for ours, theirs in claim.pairs():
         plus = sum(_of_group(wide, group, ours, claim.best) for group in claim.plus)

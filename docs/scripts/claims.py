@@ -204,7 +204,7 @@ This page checks the paper's claims in a protocol that is complete but small eno
 the paper's setting, and the other way round. The methods and the options of WSC are explained in
 [Methods](methods.md) and [Weight Space Consolidation](wsc.md#importance-reset-rule-frequency-and-trigger).
 
-![Gain of each method over Replay, against the share of images in memory, here and in the paper](images/claims.svg)
+![Gain of each method over Replay, against the fraction of images in memory, here and in the paper](images/claims.svg)
 
 Average accuracy over Replay's with the same memory, here with 95 % intervals over pairs of runs with the same seed.
 *Average accuracy* is the mean of the accuracies after each task. A method is shown at the memory sizes at which all
@@ -215,7 +215,7 @@ some are of [other measures](claims_in_detail.md#measures).
 
 """
 READING = """\
-- *Memory*: the share of each class's images that is kept. In "4 against 100" the difference is that of the first size
+- *Memory*: the fraction of each class's images kept. In "4 against 100" the difference is that of the first size
   less that of the second.
 - *The paper*: the paper's difference; "figure" where it has only a figure, "no number" where it has neither.
 - *Ours*: the mean over pairs of runs with the same seed, and the half-width of its 95 % interval by Student's t.

@@ -1,4 +1,4 @@
-"""The figure of docs/claims.md: how far each method is above Replay, against the share of images in memory."""
+"""The figure of docs/claims.md: how far each method is above Replay, against the fraction of images in memory."""
 
 from claim_findings import (
     DISTILLING,
@@ -54,7 +54,7 @@ def draw(path, found):
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color(TEXT)
     axes[0].set_ylabel("average accuracy over Replay's, points", color=OTHER)
-    figure.supxlabel("share of each class's images in memory, %", fontsize=12, color=OTHER)
+    figure.supxlabel("fraction of each class's images in memory, %", fontsize=12, color=OTHER)
     handles, labels = axes[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=7, frameon=False, fontsize=10, handlelength=1.4)
     save(figure, path, shown)

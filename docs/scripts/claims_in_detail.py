@@ -32,7 +32,7 @@ ESTIMATE = 1015, 24.8  # all runs, and the hours of two cores that they take by 
 R = ("replay",)
 REPLAY = Claim("Replay's average accuracy", [R], [])
 METHODS = tuple(Claim(NAMES[row], [(row,)], [R]) for row in ("wsc", *OTHERS))
-OTHER_SETTINGS = (  # (name of the column, setting, share of memory)
+OTHER_SETTINGS = (  # (name of the column, setting, fraction of memory)
     ("no memory", "", 0),
     ("4 %", "", 4),
     ("4 %, reservoir", "exemplars=reservoir", 4),
@@ -48,7 +48,7 @@ OWN_AND_EQUAL = tuple(  # each of the others in its own schedule, and at Replay'
 
 
 def retaining(share: float, average: bool) -> str:
-    """The row of WSC that retains this share of the parameters."""
+    """The row of WSC that retains this fraction of the parameters."""
     retain = "" if share == 0.2 else f" retain={share:g}"
     return f"wsc{'' if average else ' average=False'}{retain}"
 
@@ -197,7 +197,7 @@ def sign(claim: Claim) -> str:
 
 
 def by_share(each: Finding) -> tuple[str, ...]:
-    """The paper's number and ours at each share of memory."""
+    """The paper's number and ours at each fraction of memory."""
     cells = [each.claim.text]
     for share in SHARES:
         texts = []
@@ -249,7 +249,7 @@ def own_and_equal(table: pd.DataFrame) -> list[list[str]]:
 
 
 def at(share: int, claim: Claim, table: pd.DataFrame) -> str:
-    """Our difference at one share of memory."""
+    """Our difference at one fraction of memory."""
     seeds = finding(claim, table).ours[share].dropna()
     return measured(claim, seeds) if len(seeds) > 1 else NOT_RUN
 

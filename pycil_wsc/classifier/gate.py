@@ -193,7 +193,7 @@ def drop_score(lost: int, gained: int, number: int, drop: float) -> float:
     """
     linear = -lost - gained + (2 * number - lost + gained) * drop
     root = math.sqrt(max(0.0, linear**2 + 8 * number * gained * drop * (1 - drop)))
-    only_second = (root - linear) / (4 * number)  # the most likely share of images that only the second gets right
+    only_second = (root - linear) / (4 * number)  # the most likely fraction of images that only the second gets right
     variance = number * (2 * only_second + drop * (1 - drop))
     surplus = lost - gained - number * drop
     if variance <= 0:
@@ -219,7 +219,7 @@ def drop_interval(lost: int, gained: int, number: int, confidence: float) -> tup
 
 
 def wilson_interval(right: int, number: int, confidence: float) -> tuple[float, float]:
-    """Wilson's score interval of a share: lower and upper bound, each at ``confidence``."""
+    """Wilson's score interval of a proportion: lower and upper bound, each at ``confidence``."""
     limit = float(ndtri(confidence)) ** 2
     middle = (right + limit / 2) / (number + limit)
     half = math.sqrt(limit * (right * (number - right) / number + limit / 4)) / (number + limit)

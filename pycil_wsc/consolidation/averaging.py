@@ -37,7 +37,7 @@ class Average:
 
     Args:
         every: j, optimiser steps between two samples, counted from the reset (for ``"swa"`` from the task's start).
-            A value below 1 is a share of the warm-up steps, at least one step.
+            A value below 1 is a fraction of the warm-up steps, at least one step.
         start: the first sample. ``"reset"``: the weights right after the reset (without a warm-up, the weights at the
             start of the task); ``"first"``: the weights j steps later.
         count: how n is counted. ``"late"``: the number of samples so far, divided by ``power + 1``, so that late

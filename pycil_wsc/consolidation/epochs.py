@@ -12,7 +12,7 @@ def whole_part(share: float, number: int) -> int:
 
 
 def warmup_in_steps(share: float, epochs: int, per_epoch: int = 1, resets: bool = False) -> int:
-    """The steps of a warm-up of this share of a task: whole epochs, or less than one.
+    """The steps of a warm-up of this fraction of a task: whole epochs, or less than one.
 
     ``resets``: at least one step, to rank weights by. For a warm-up that is not counted in epochs, ``epochs`` is the
     number of steps of the task.

@@ -28,7 +28,7 @@ def rank_reset_(
 ) -> None:
     """Keep the elements with the highest scores and blend all others with the weights before the task.
 
-    ``blend``: share of the current weights in the blend, 0..1; 0 reverts them. Other arguments as for :func:`reset_`.
+    ``blend``: fraction of the current weights, 0..1; 0 reverts them. Other arguments as for :func:`reset_`.
     """
     reset_(params, previous, scores, retain, partial(blend_, blend=blend), scope, eligible, peers)
 
@@ -51,7 +51,7 @@ def reset_(
         params: the weights, changed in place.
         others: the values that ``rule`` combines them with: the weights before the task, or new initial values.
         scores: higher means more important; see :func:`~.ranking.top_mask`.
-        retain: share of the eligible elements that is kept, 0..1.
+        retain: fraction of the eligible elements that is kept, 0..1.
         rule: ``(params, others, keep) -> None``, such as :func:`blend_` or :func:`revert_`.
         scope: ``"global"`` ranks all elements together, ``"tensor"`` those of each tensor separately.
         eligible: bool tensors (None: the whole tensor); other elements are neither ranked nor changed.

@@ -214,7 +214,7 @@ class Ties(Merge):
     def __init__(self, start: State, *, scale: float, keep: float) -> None:
         super().__init__(start)
         if not 0 < keep <= 1:
-            raise ValueError(f"keep={keep}: the share of elements that are kept must be above 0 and at most 1")
+            raise ValueError(f"keep={keep}: the fraction of elements that are kept must be above 0 and at most 1")
         self.scale, self.keep = scale, keep
         self._kept: dict[str, Tensor] = {}
 

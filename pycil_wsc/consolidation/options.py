@@ -41,10 +41,10 @@ class WSCOptions:
     Raises ValueError, beginning with the option's name, if a value is not allowed.
     """
 
-    warmup: float = option(0.25, "share of a task's epochs before the reset", low=0, high=1, affects="accuracy")
+    warmup: float = option(0.25, "fraction of a task's epochs before the reset", low=0, high=1, affects="accuracy")
     retain: float = option(
         0.2,
-        "share of the parameters that keep their weights at the reset (the paper's Q)",
+        "fraction of the parameters that keep their weights at the reset (the paper's Q)",
         low=0,
         high=1,
         affects="accuracy",
@@ -69,8 +69,8 @@ class WSCOptions:
     # `before` of `average_every` and `average_count`: the earlier default, used by finished runs and their folder names
     average_every: int | float = option(
         0.01,
-        "averaging interval (the paper's j) in epochs; a value below 1 is a share of the warm-up's steps, at least one"
-        " step",
+        "averaging interval (the paper's j) in epochs; a value below 1 is a fraction of the warm-up's steps, at least "
+        "one step",
         above=0,
         before=5,
     )

@@ -63,7 +63,7 @@ def top_mask(
 
     Args:
         scores: one entry per parameter; see :class:`Scores`.
-        retain: share of the eligible elements to mark, 0..1.
+        retain: fraction of the eligible elements to mark, 0..1.
         scope: ``"global"`` ranks the elements of all tensors together, ``"tensor"`` those of each tensor separately.
         eligible: bool tensors (None: the whole tensor); other elements are neither counted nor marked.
 
@@ -102,7 +102,7 @@ def top_blocks(
 def check_share(name: str, value: float) -> None:
     """Raise ValueError unless ``value`` is a number from 0 to 1."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value!r} is a share: give a number from 0 to 1")
+        raise ValueError(f"{name}={value!r} is a fraction: give a number from 0 to 1")
 
 
 def blocks(shape: Sequence[int], first: tuple = ()) -> Iterator[tuple]:

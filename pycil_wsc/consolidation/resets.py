@@ -66,7 +66,7 @@ class Blend(Reset):
     """theta <- blend * theta + (1 - blend) * theta_prev: the paper's reset, with its alpha as ``blend``.
 
     Args:
-        blend: share of the current weights, 0..1.
+        blend: fraction of the current weights, 0..1.
 
     Raises:
         ValueError: ``blend`` is not in 0..1, or an argument of :class:`Reset` is out of range.

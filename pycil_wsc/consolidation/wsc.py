@@ -78,7 +78,7 @@ class WeightSpaceConsolidation:
             require a gradient are ignored; a parameter with several names counts once.
         warmup_steps: optimiser steps from the task's start to the reset; 0 only with ``reset=None``; None: until
             :meth:`end_warmup`.
-        retain: share of the elements kept at the reset: exactly ``round(retain * n)`` of n.
+        retain: fraction of the elements kept at the reset: exactly ``round(retain * n)`` of n.
         importance: the score to rank weights by: :func:`~.importance.moment_score`, another of :mod:`~.importance`, or
             a function ({name: parameter}, {name: theta_prev}) -> {name: scores}, called at the reset.
         reset: what happens to the other elements: :class:`~.resets.Blend`, ``Revert``, another :class:`~.resets.Reset`,

@@ -18,7 +18,7 @@ from pycil_wsc.data.choices import Choices, Operation
 
 GREY = 128
 POLICIES = Policies(AutoAugmentPolicy.CIFAR10).policies  # 25 pairs of (operation, probability, magnitude 0..9)
-RANGES = {  # values at magnitudes 0 and 9: shifts as shares of the side, angles in degrees
+RANGES = {  # values at magnitudes 0 and 9: shifts as fractions of the side, angles in degrees
     "ShearX": (0.0, 0.3),
     "ShearY": (0.0, 0.3),
     "TranslateX": (0.0, 150 / 331),

@@ -17,9 +17,9 @@ def boxes(sizes: np.ndarray, side: int, rng: np.random.Generator | None) -> np.n
 def random_boxes(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw a box for each image, distributed as in ``RandomResizedCrop.get_params``.
 
-    The box's share of the image's area is uniform in ``SCALE``, and the logarithm of its width over height is uniform
-    within that of ``RATIO``. The first of ``ATTEMPTS`` boxes that fits is used; if none fits, the largest centred box
-    with an allowed ratio.
+    The box's area, as a fraction of the image's, is uniform in ``SCALE``, and the logarithm of its width over height is
+    uniform within that of ``RATIO``. The first of ``ATTEMPTS`` boxes that fits is used; if none fits, the largest
+    centred box with an allowed ratio.
 
     Args:
         sizes: int (N, 2), height and width of the images.

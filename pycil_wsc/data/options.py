@@ -69,7 +69,7 @@ class TaskOptions:
     )
     validation_split: float = key(
         0.0,
-        "share of each class's training samples held out by `seed` and used as test set instead of the original one",
+        "fraction of each class's training samples held out by `seed` and used as test set instead of the original one",
         low=0,
         high=0.5,
         only="experiments",

@@ -136,7 +136,7 @@ class Arrivals:
 class Dataset:
     """A data set with its training and test splits.
 
-    ``validation_share``: the share of the training samples used as test split (:mod:`pycil_wsc.data.validation`), or 0.
+    ``validation_share``: the fraction of training samples used as test split (:mod:`pycil_wsc.data.validation`), or 0.
     ``fingerprint``: identifies the data (:mod:`pycil_wsc.data.fingerprint`); set by ``load_dataset``, and still that of
     the whole data set after samples are held out or image files resized. ``arrivals``: the tasks of a stream
     (:mod:`pycil_wsc.data.stream`); None if the classes are split into tasks.

@@ -142,7 +142,7 @@ class TriggerOptions:
 
     trigger: str = key(
         "warmup",
-        "what ends the warm-up: its share of the epochs (`warmup`), or a plateau of the `training_loss` or of the loss"
+        "what ends the warm-up: a fraction of the epochs (`warmup`), or a plateau of the `training_loss` or of the loss"
         " on `held_out` exemplars; without a plateau the task is trained as by Replay",
         choices=("warmup", "training_loss", "held_out"),
         decides="later tasks",
@@ -150,7 +150,7 @@ class TriggerOptions:
     patience: int = key(3, "a plateau is this many epochs without a new lowest loss", low=1, decides="later tasks")
     held_out: float = key(
         0.1,
-        "`held_out`: share of each class's exemplars excluded from training, at least one",
+        "`held_out`: fraction of each class's exemplars excluded from training, at least one",
         low=0,
         high=0.5,
         decides="later tasks",

@@ -38,11 +38,11 @@ class BiC(WA):
     @dataclass(frozen=True)
     class Options(WA.Options):
         split_ratio: float = key(
-            0.1, "share of the memory held out for the second phase", above=0, below=1, decides="later tasks"
+            0.1, "fraction of the memory held out for the second phase", above=0, below=1, decides="later tasks"
         )
         validation: str = key(
             "pycil",
-            "the number that `split_ratio` is a share of: `memory_size` / old classes (`pycil`), or "
+            "the number that `split_ratio` is a fraction of: `memory_size` / old classes (`pycil`), or "
             "`memory_per_class` (`per_class`, at least 1 if there are 2 or more)",
             choices=("pycil", "per_class"),
             decides="later tasks",

@@ -21,7 +21,7 @@ from pycil_wsc.state import State
 class CLSER(Replay):
     """Complementary learning systems with ER (Arani et al., ICLR 2022, https://arxiv.org/abs/2201.12604).
 
-    Two moving averages of the weights are updated after a random share of the steps, the plastic one more often than
+    Two moving averages of the weights are updated after a random fraction of the steps, the plastic one more often than
     the stable one. Replayed logits are drawn to those of the average that gives the label the higher probability. The
     stable average is tested, and the next task goes on from the weights that were trained. Statistics of batch norm are
     averaged, too.
@@ -34,25 +34,25 @@ class CLSER(Replay):
         )
         plastic_rate: float = key(
             0.9,
-            "share of the steps that update the plastic average (0.9 is the default of the authors' program)",
+            "fraction of the steps that update the plastic average (0.9 is the default of the authors' program)",
             low=0,
             high=1,
         )
         stable_rate: float = key(
             0.7,
-            "share of the steps that update the stable average (0.7 is the default of the authors' program)",
+            "fraction of the steps that update the stable average (0.7 is the default of the authors' program)",
             low=0,
             high=1,
         )
         plastic_decay: float = key(
             0.999,
-            "share of the plastic average that an update keeps (0.999 is the default of the authors' program)",
+            "fraction of the plastic average that an update keeps (0.999 is the default of the authors' program)",
             low=0,
             below=1,
         )
         stable_decay: float = key(
             0.999,
-            "share of the stable average that an update keeps (0.999 is the default of the authors' program)",
+            "fraction of the stable average that an update keeps (0.999 is the default of the authors' program)",
             low=0,
             below=1,
         )

@@ -119,7 +119,7 @@ class Consolidated(Scoring):
         rule = self._rule(task, per_epoch)
         given = {"importance": chosen_importance(self, task), "reset": rule if isinstance(rule, Reset) else None}
         if options.trigger != "warmup" or phase.seconds:
-            given["warmup_steps"] = None  # until a plateau, or until a share of the seconds is over
+            given["warmup_steps"] = None  # until a plateau, or until a fraction of the seconds is over
         elif phase.steps is not None:  # a budget ends the last epoch early, which may be the only one
             warmup = warmup_in_steps(options.warmup, phase.epochs, per_epoch, bool(rule))
             if warmup >= phase.steps:

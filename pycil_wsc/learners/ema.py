@@ -23,7 +23,7 @@ class EMA(Replay):
 
     @dataclass(frozen=True)
     class Options:
-        decay: float = key(0.999, "share of the average that each step keeps", low=0, below=1)
+        decay: float = key(0.999, "fraction of the average that each step keeps", low=0, below=1)
 
     plain_first_task = False
     averages = True

@@ -42,7 +42,7 @@ class GDumb(Joint):
 
     @dataclass(frozen=True)
     class Options:
-        cutmix: float = key(0.5, "share of the batches that CutMix mixes (0.5 in the authors' code)", low=0, high=1)
+        cutmix: float = key(0.5, "fraction of the batches that CutMix mixes (0.5 in the authors' code)", low=0, high=1)
 
     plain_first_task = False
     needs_exemplars = True

@@ -28,14 +28,14 @@ class LearnerOptions:
     batch_size: int = key(128, "images in a batch", low=1)
     replay_ratio: float | None = key(
         None,
-        "share of current-task images in each batch, the rest being exemplars; null: all are shuffled together",
+        "fraction of current-task images in each batch, the rest being exemplars; null: all are shuffled together",
         low=0,
         high=1,
         decides="later tasks",
     )
     label_smoothing: float = key(
         0.0,
-        "share of each target that the cross-entropy spreads evenly over the classes",
+        "fraction of each target that the cross-entropy spreads evenly over the classes",
         low=0,
         below=1,
     )

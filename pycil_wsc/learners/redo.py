@@ -36,7 +36,7 @@ class ReDo(Replay):
         recycle_every: int = key(1000, "optimiser steps between two recyclings (1000 in the paper)", low=1)
         dormant_threshold: float = key(
             0.025,
-            "a unit at most this share of its layer's mean activation is dormant (0.025 in the paper's default "
+            "a unit at most this fraction of its layer's mean activation is dormant (0.025 in the paper's default "
             "setting; 0.1 in its others)",
             low=0,
         )

@@ -20,7 +20,7 @@ from pycil_wsc.learners.rmm_sizes import drawn, memory_size, rate_of, shares
 from pycil_wsc.registry import register_learner
 
 M_RATES = "per task, the fraction of its images to give up for more exemplars; the last rate applies to all later tasks"
-C_RATES = "classes whose mean loss is above the median get this share fewer exemplars, the others more; for each task"
+C_RATES = "per task: classes whose mean loss is above the median get this fraction fewer exemplars, the others more"
 OF_CLASSES = (0.0, 0.0, 0.1, 0.1, 0.1, 0.0)  # in both files of PyCIL
 
 

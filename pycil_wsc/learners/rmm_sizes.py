@@ -31,9 +31,9 @@ def drawn(config: LearnerConfig, task: Task, targets: np.ndarray) -> np.ndarray:
 
 
 def memory_size(config: LearnerConfig, task: Task, manager: TaskSequence) -> int:
-    """The number of exemplars after ``task``: the memory's keys, and the share of the images of ``increment`` classes.
+    """The number of exemplars after ``task``: the memory's keys, and a fraction of the images of ``increment`` classes.
 
-    With ``tasks``, the share is of the task's own images. As in PyCIL, a rate of 0 keeps the previous size, and a
+    With ``tasks``, the fraction is of the task's own images. As in PyCIL, a rate of 0 keeps the previous size, and a
     class counts as the largest of the training set.
     """
     usual = config.memory_per_class * task.num_seen if config.fixed_memory else config.memory_size

@@ -52,7 +52,7 @@ def approximating_oracle(covariance: Tensor, number: Tensor) -> Tensor:
 
 
 def shrunk(covariance: Tensor, share: Tensor | float, scale: Tensor | float) -> Tensor:
-    """Replace a share of the covariance by a multiple of the identity."""
+    """Replace a fraction of the covariance by a multiple of the identity."""
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
     return (1 - share) * covariance + share * scale * identity
 
@@ -67,7 +67,7 @@ class SLDA(ClosedForm):
 
     @dataclass(frozen=True)
     class Options(ClosedForm.Options):
-        shrinkage: float = key(1e-4, "share of the identity in the covariance", above=0, high=1)
+        shrinkage: float = key(1e-4, "fraction of the identity in the covariance", above=0, high=1)
 
     def new_head(self, width: int, dtype: torch.dtype) -> ComputedHead:
         return Discriminants(width, dtype, self.config.options.shrinkage)

@@ -22,7 +22,7 @@ class TIES(TaskVectorLearner):
     class Options:
         ties_keep: float = key(
             0.2,
-            "share of each task's changes that is kept (20 % in the paper and its code)",
+            "fraction of each task's changes that is kept (20 % in the paper and its code)",
             above=0,
             high=1,
             decides="later tasks",

@@ -34,7 +34,7 @@ class Plateau:
 
 
 def held_out_exemplars(learner: BaseLearner, task: Task) -> np.ndarray:
-    """Indices of a share ``wsc.held_out`` of the exemplars of each class, drawn with ``seed``: int64 (n,)."""
+    """Indices of a fraction ``wsc.held_out`` of the exemplars of each class, drawn with ``seed``: int64 (n,)."""
     rng = np.random.default_rng(seeding.derived_seed(learner.config.seed, "trigger", task.index))
     counts = held_out_counts(learner.config, learner.memory, task)
     return np.concatenate([rng.permutation(learner.memory.classes[c])[:count] for c, count in counts.items()])

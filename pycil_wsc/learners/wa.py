@@ -12,7 +12,7 @@ from pycil_wsc.registry import register_learner
 
 @register_learner("wa", epochs=170, milestones=[60, 100, 140])
 class WA(DistillingLearner):
-    """Weight aligning (Zhao et al., 2020): distillation weighted by the share of old classes, then a balanced head.
+    """Weight aligning (Zhao et al., 2020): distillation weighted by the fraction of old classes, then a balanced head.
 
     After the task the head's new rows are scaled to the mean norm of the old ones.
     """

@@ -20,7 +20,7 @@ class WiSEFT(InterpolatingLearner):
     class Options:
         new_share: float = key(
             0.5,
-            "share of the weights after the task (the paper's 0.5 without held-out data; its code tries 0 to 1)",
+            "fraction of the weights after the task (the paper's 0.5 without held-out data; its code tries 0 to 1)",
             low=0,
             high=1,
             decides="later tasks",

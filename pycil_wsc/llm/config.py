@@ -46,7 +46,7 @@ class Consolidation(WSCOptions):
         WSCOptions,
         "average_every",
         20,
-        doc="steps between samples of the average; a value below 1 is a share of the warm-up's steps",
+        doc="steps between samples of the average; a value below 1 is a fraction of the warm-up's steps",
         before=SAME,
     )
     average_count: str = again(WSCOptions, "average_count", "since_reset", before=SAME)
@@ -130,7 +130,7 @@ class LLMOptions:
     method: str = key("wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS, names="folder")
     replay_ratio: float = key(
         0.1,
-        "share of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)",
+        "fraction of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)",
         low=0,
         high=1,
         names="folder",
@@ -156,7 +156,7 @@ class LLMOptions:
 
     micro_tokens: int = key(8192, "maximum tokens of a forward pass, including padding", low=1, decides="rounding")
     padding: float = key(
-        0.1, "maximum padding in a forward pass, as a share of its tokens", low=0, high=1, decides="rounding"
+        0.1, "maximum padding in a forward pass, as a fraction of its tokens", low=0, high=1, decides="rounding"
     )
     eval_batch: int = key(
         64,
@@ -283,7 +283,7 @@ def _check_together(config: LLMConfig) -> None:
     if config.lora_rank and config.method in MERGES:
         raise UserError(f"llm.lora_rank: '{config.method}' merges whole weights; use 0, or a method without merging")
     if config.method == "wsc" and config.wsc.warmup >= 1:
-        raise UserError("wsc.warmup: 1 leaves no step to average; give a share below 1")
+        raise UserError("wsc.warmup: 1 leaves no step to average; give a fraction below 1")
     if len(config.betas) != 2:
         raise UserError(f"llm.betas: expected two numbers, got {list(config.betas)}")
     check_device_and_paths(config)

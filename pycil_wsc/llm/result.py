@@ -74,7 +74,7 @@ def result_of(
 def models_resident(merge: Merge | None, tasks: int, copied: float = 0) -> tuple[float, float]:
     """Models in memory at once: as counted by the paper's relative VRAM, T for offline merges, and as needed here.
 
-    These are the model in training, the running merge, theta_0 if the merge keeps it, and the share of the parameters
+    These are the model in training, the running merge, theta_0 if the merge keeps it, and the fraction of parameters
     that WSC has ``copied``: as they were before the task and, after the reset, their average instead.
     """
     if not merge:

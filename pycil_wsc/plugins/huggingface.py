@@ -65,7 +65,7 @@ class WSCCallback(TrainerCallback):
     state is not sharded: training can be resumed with any number of processes.
 
     Args:
-        warmup: share of the optimiser steps before the reset.
+        warmup: fraction of the optimiser steps before the reset.
         importance: the score to rank weights by. The default reads the moments of the Trainer's Adam, which takes no
             memory; ``moment_score()`` works with any optimiser.
         average: when the weights are averaged, in optimiser steps.
@@ -94,7 +94,7 @@ class WSCCallback(TrainerCallback):
         **options: object,
     ):
         if not 0 <= warmup < 1:
-            raise ValueError(f"warmup={warmup!r} is a share of the steps: give a number from 0 to less than 1")
+            raise ValueError(f"warmup={warmup!r} is a fraction of the steps: give a number from 0 to less than 1")
         self.warmup = warmup
         self.options = {"importance": importance, "average": average, "reset": Blend(min_warmup=50)} | options
         self.wsc: WeightSpaceConsolidation | None = None

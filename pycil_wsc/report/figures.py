@@ -131,7 +131,7 @@ def accuracy_over_time(series: Series) -> Iterator[Plot]:
 
 
 def retain_rates(series: Series) -> Iterator[Plot]:
-    """Accuracy against the share of retained parameters, with and without averaging, per memory size.
+    """Accuracy against the fraction of retained parameters, with and without averaging, per memory size.
 
     Runs that differ in further keys are lines of their own, with another marker.
     """

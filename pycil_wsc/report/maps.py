@@ -35,7 +35,7 @@ def matrix_maps(series: Series) -> Iterator[Plot]:
 
 
 def confusion_maps(series: Series) -> Iterator[Plot]:
-    """The share of each true class's test images (rows) predicted as each class (columns), after the last task.
+    """The fraction of each true class's test images (rows) predicted as each class (columns), after the last task.
 
     Classes are in learning order if all runs have the same one, and else sorted, so that means are over equal classes.
     """

@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     increment: int
     convnet_type: str  # or the language model
     fixed_memory: bool = True
-    validation_split: float = 0.0  # the share of the training data used as test set
+    validation_split: float = 0.0  # the fraction of the training data used as test set
     data: str = ""  # a hash of the data, if a run recorded it
     part: tuple[tuple[str, str], ...] = ()  # max_tasks and classes of runs that learn only a part of the data
     tasks: tuple[str, ...] = ()  # the tasks of a language model
@@ -161,7 +161,7 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
     """The schedule that each run's is taken for.
 
     Methods have their own epochs, so schedules differ only where one method has several. Then those of the method with
-    the most schedules count. Each run of another method joins the first of them that has the nearest share of its
+    the most schedules count. Each run of another method joins the first of them that has the nearest fraction of its
     method's usual epochs, the same share up to rounding, or else the same epochs, or the same for the first task.
     """
     own = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}

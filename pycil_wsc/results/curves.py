@@ -56,7 +56,7 @@ def _cosine(record: Record) -> Points:
 
 
 def _by_share(values: Iterable[tuple[float, float]]) -> Points:
-    """The mean of the values with the same share of new data, by this share in percent."""
+    """The mean of the values with the same fraction of new data, by this fraction in percent."""
     found: dict[float, list[float]] = {}
     for share, value in values:
         found.setdefault(100 * share, []).append(value)

@@ -49,7 +49,7 @@ class ContinualBackprop:
             norm (or None) and its outgoing layer. A unit is one output feature or channel of the incoming layer.
         fresh: function without arguments that returns {name: new initial values} of the model's parameters; called at
             each step that replaces a unit.
-        rate: units replaced per step, as a share of the mature units.
+        rate: units replaced per step, as a fraction of the mature units.
         maturity: steps for which a new unit is protected.
         decay: decay rate of the running mean of the utility.
         sum_: sums a tensor over the processes that share each batch, in place, so that all replace the same units.
@@ -75,7 +75,7 @@ class ContinualBackprop:
         if not 0 <= rate <= 1 or maturity < 0 or not 0 <= decay < 1:
             raise ValueError(
                 f"rate={rate!r}, maturity={maturity!r}, decay={decay!r}: "
-                "give a share, a number of steps, and a number from 0 to below 1"
+                "give a fraction, a number of steps, and a number from 0 to below 1"
             )
         self.fresh, self.rate, self.maturity, self.decay, self.sum_ = fresh, rate, maturity, decay, sum_
         self.steps = self.replaced = 0

@@ -15,11 +15,11 @@ RELU = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
 
 @register_analysis("dormant")
 class Dormant(Observer):
-    """The share of dormant units after a task (Sokar et al., 2023).
+    """The fraction of dormant units after a task (Sokar et al., 2023).
 
     A unit is dormant if its mean activation is at most ``threshold`` times its layer's mean. A layer is one application
     of ReLU, in the order of the forward pass; a unit is one of its channels. Means are over ``samples`` of the task's
-    samples and the exemplars. The record's ``share`` is over all ``units``; ``layers`` has the share of each layer.
+    samples and the exemplars. The record's ``share`` is over all ``units``; ``layers`` has the fraction of each layer.
     """
 
     threshold = 0.025

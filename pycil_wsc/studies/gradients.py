@@ -13,11 +13,11 @@ class Gradients(Observer):
     """The mean gradients of new and past data at the start of a task's training, and their similarity.
 
     Records the paper's rho_t = <g_new, g_past> / (|g_new| |g_past|), and the norm of
-    g = lambda g_new + (1 - lambda) g_past, where lambda is the share of new samples. The learning rate times this norm
-    is the paper's parameter drift, which is bounded by the learning rate times |g_new|. Past data are the exemplars;
-    without exemplars there is no rho. Gradients are those of the cross-entropy over all classes seen with respect to
-    all trainable parameters, without augmentation and with batch norm in evaluation mode (so they are means over
-    samples).
+    g = lambda g_new + (1 - lambda) g_past, where lambda is the fraction of new samples. The learning rate times this
+    norm is the paper's parameter drift, which is bounded by the learning rate times |g_new|. Past data are the
+    exemplars; without exemplars there is no rho. Gradients are those of the cross-entropy over all classes seen with
+    respect to all trainable parameters, without augmentation and with batch norm in evaluation mode (so they are means
+    over samples).
     """
 
     def task_started(self, task: Task) -> None:

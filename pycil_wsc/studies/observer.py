@@ -91,7 +91,7 @@ class Observer:
         return indices[np.linspace(0, len(indices) - 1, min(number, len(indices))).astype(int)]
 
     def share_of_new(self, task: Task) -> float:
-        """The paper's lambda: the share of new samples in the task's training data."""
+        """The paper's lambda: the fraction of new samples in the task's training data."""
         past, ratio = len(self.learner.memory.before(task)), self.learner.config.replay_ratio
         return ratio if past and ratio is not None else len(task.train_indices) / (len(task.train_indices) + past)
 

@@ -23,7 +23,7 @@ def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
 
 
 def top_k_accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Share of samples with the target among their k predictions, in percent: (N, k), (N,)."""
+    """Fraction of samples with the target among their k predictions, in percent: (N, k), (N,)."""
     return float(100 * np.mean((predictions == targets[:, None]).any(1)))
 
 
