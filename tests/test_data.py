@@ -769,11 +769,29 @@ def test_images_that_cannot_be_a_task_are_one_line(message):
     assert one_line(caught.value) == message
 
 
-@pytest.mark.parametrize("kind", [list, np.stack, lambda images: [torch.from_numpy(each) for each in images]])
+KINDS = {
+    "list": list,
+    "array": np.stack,
+    "tensor": torch.from_numpy,
+    "list of tensors": lambda images: [torch.from_numpy(each) for each in images],
+    "tensor, channels first": lambda images: torch.from_numpy(images.transpose(0, 3, 1, 2)),
+    "list of tensors, channels first": lambda images: [torch.from_numpy(each.transpose(2, 0, 1)) for each in images],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_images_are_an_array_or_a_list_of_arrays_or_tensors(kind):
     images = small_arrays()["train_x"]
-    task = read_source((kind(images), [f"class {number % 3}" for number in range(12)]))
+    labels = [f"class {number % 3}" for number in range(12)]
+    task = read_source((KINDS[kind](images), labels))
     assert np.array_equal(task.train.images, images) and task.info.classes == ("class 0", "class 1", "class 2")
+    assert task.fingerprint == read_source((images, labels)).fingerprint
+
+
+def test_three_grey_images_of_a_tensor_are_three():
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)
+    task = read_source((torch.from_numpy(images), [0, 1, 2]))
+    assert np.array_equal(task.train.images[..., 0], images)
 
 
 def test_unused_names_of_a_torch_data_set_may_be_equal():

@@ -161,8 +161,9 @@ class Learner(Answering):
 
         Args:
             source: ``"folder:PATH"`` with ``PATH/<class>/*.jpg`` (or ``PATH/train/<class>/*.jpg``), ``"npz:PATH"``,
-                ``(images, labels)`` with uint8 images (N, side, side, 3) or file names, or a map-style torch
-                ``Dataset`` of (PIL image or uint8 tensor, label). All tasks must have the same kind of images.
+                ``(images, labels)`` with uint8 images (N, side, side, 3), as a tensor also (N, 3, side, side), or
+                file names, or a map-style torch ``Dataset`` of (PIL image or uint8 tensor, label). All tasks must have
+                the same kind of images.
             accept: the condition on which the update is kept (:class:`pycil_wsc.Accept`); None: always keep it.
 
         Returns:

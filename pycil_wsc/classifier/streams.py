@@ -20,7 +20,7 @@ from pycil_wsc.classifier.model import Picture, Transform
 from pycil_wsc.data.datasets import path_of
 from pycil_wsc.data.image_files import walked
 from pycil_wsc.data.npz import three_channels
-from pycil_wsc.data.sources import as_array
+from pycil_wsc.data.sources import image_array
 from pycil_wsc.errors import UserError
 
 Images = np.ndarray | torch.Tensor | Iterable[Picture] | str | os.PathLike[str]
@@ -56,10 +56,8 @@ def chunks(images: Images, transform: Transform, size: int, threads: int = 0) ->
     """
     if isinstance(images, (str, os.PathLike)):
         return _of_items(_named(_files_of(os.fspath(images), transform)), transform, size, threads)
-    if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] == 3 != images.shape[3]:
-        images = images.permute(0, 2, 3, 1)
     if isinstance(images, torch.Tensor) or isinstance(images, np.ndarray) and images.dtype.kind not in "UO":
-        return _of_array(as_array(images), transform, size, threads)
+        return _of_array(image_array(images), transform, size, threads)
     if isinstance(images, Iterable) and not isinstance(images, (bytes, dict)) and getattr(images, "ndim", 1):
         return _of_items(_named(images), transform, size, threads)
     raise UserError(f"images: a {type(images).__name__}; give {_wanted(transform)}, {FORMS}")

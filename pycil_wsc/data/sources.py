@@ -30,8 +30,9 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     Args:
         source: ``"folder:PATH"`` (:func:`pycil_wsc.data.image_files.read_task_folder`), another name accepted by
             :func:`pycil_wsc.data.datasets.load_dataset`, ``(images, labels)``, or a map-style torch ``Dataset`` of
-            (image, label). Images are uint8 (N, side, side, 3), (N, side, side), or file names. A class is named by
-            the label as text or, in a torch ``Dataset`` with ``classes``, by ``classes[label]``.
+            (image, label). Images are uint8 (N, side, side, 3) or (N, side, side), as a tensor also
+            (N, 3, side, side), or file names. A class is named by the label as text or, in a torch ``Dataset`` with
+            ``classes``, by ``classes[label]``.
         data_root: folder of the registered data sets.
 
     Raises:
@@ -99,13 +100,24 @@ def _list(what, values, remedy):
 def _array(images: torch.Tensor | np.ndarray | Sequence[object]) -> np.ndarray:
     """A tensor, or a list of images of one shape, as an array (N, ...)."""
     if isinstance(images, (torch.Tensor, np.ndarray)):
-        return as_array(images)
+        return np.ascontiguousarray(image_array(images))
     arrays = []
     for number, image in enumerate(images, 1):
-        is_picture = isinstance(image, Image.Image)
-        arrays.append(as_array(in_colour(image, f"images: item {number}") if is_picture else image))
+        if isinstance(image, torch.Tensor):
+            arrays.append(image_array(image[None])[0])
+        elif isinstance(image, Image.Image):
+            arrays.append(np.asarray(in_colour(image, f"images: item {number}")))
+        else:
+            arrays.append(as_array(image))
     _check_one_shape("images: shapes", arrays)
     return np.stack(arrays)
+
+
+def image_array(images: torch.Tensor | np.ndarray) -> np.ndarray:
+    """:func:`as_array` of images, where those of a tensor (N, 3, H, W) become (N, H, W, 3)."""
+    if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] == 3 != images.shape[3]:
+        images = images.permute(0, 2, 3, 1)
+    return as_array(images)
 
 
 def as_array(images: object) -> np.ndarray:
