@@ -173,7 +173,7 @@ def finished_result(config: RunConfig) -> dict[str, Json] | None:
         return result
     if config.continues(recorded):
         return None
-    raise OtherSettings(f"{path}: was made with other settings; move it away, or choose another prefix")
+    raise OtherSettings(f"{path}: was made with other settings; move it away, or set another prefix or out")
 
 
 def set_result_aside(folder: Path, records: Iterable[str]) -> None:

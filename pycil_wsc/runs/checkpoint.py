@@ -43,7 +43,7 @@ def checked(state: Json, path: Path, parts: Collection[str], config: RunConfig, 
     if not isinstance(state, dict) or not state.keys() >= set(parts):
         raise UnusableRun(f"{path}: is not a checkpoint of this version; {AGAIN}")
     if not config.continues(state.get("identity") or {}):
-        raise UnusableRun(f"{path}: was made with other settings; move its folder away, or choose another prefix")
+        raise UnusableRun(f"{path}: was made with other settings; move its folder away, or set another prefix or out")
     if difference := changed(state.get("data"), data):
         raise UnusableRun(f"{path}: was made with other data ({difference}); restore them, or {AGAIN}")
     return state
