@@ -1,6 +1,7 @@
 """Atomic writing of files: under a temporary name in the same folder, then renamed. Also locks."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -39,6 +40,9 @@ def write_together(contents: Mapping[Path, bytes | str], durable: bool = True) -
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
+        for path in contents:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         for path, partial in partials.items():
             os.replace(partial, path)
     except OSError as error:

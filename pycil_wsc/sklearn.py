@@ -127,10 +127,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             check_labels(labels, known, allowed)
             names = np.array([name_of(label) for label in labels.tolist()])
             learner = Learner(self.method, quiet=self.quiet, **self._keys(images, form)) if anew else self.learner_
+            self._coming = np.union1d(known, labels)  # for a thread that predicts before classes_ is set
             learner.learn((images, names))
             self.form_ = form
-        self.learner_ = learner
-        self.classes_ = np.union1d(known, labels)
+            self.learner_ = learner
+            self.classes_ = self._coming
         return self
 
     def _check_form(self, form: str, X: Samples) -> None:
@@ -159,6 +160,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         except BaseException:
             self._set_form(before)
             raise
+        finally:
+            vars(self).pop("_coming", None)
 
     def _form(self) -> dict[str, object]:
         """What is known of the form of ``X``, by attribute."""
@@ -216,19 +219,21 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def _answers(self, X):
         """The probabilities and the labels, of one state of the learner, which another thread may train meanwhile."""
         check_is_fitted(self)
-        answers, labels = self.learner_.answers, self.classes_
+        before, answers = self.classes_, self.learner_.answers
+        possible = [vars(self).get("_coming", before), before, self.classes_]
         with as_value_errors():
             self._check_form(form_of(X), X)
             images = self._images(X, reset=False)
             learned = answers.predict_proba(images)
             place = {name: column for column, name in enumerate(answers.classes)}
-            names = [name_of(label) for label in labels.tolist()]
-            if place.keys() != set(names):
-                raise UserError(
-                    "learner_: was trained or rolled back directly, so its classes differ from classes_; save the "
-                    "classifier, and load it again"
-                )
-        return learned[:, [place[name] for name in names]], labels
+            for labels in possible:
+                names = [name_of(label) for label in labels.tolist()]
+                if place.keys() == set(names):
+                    return learned[:, [place[name] for name in names]], labels
+            raise UserError(
+                "learner_: was trained or rolled back directly, so its classes differ from classes_; save the "
+                "classifier, and load it again"
+            )
 
     # ---- saving ------------------------------------------------------------------------------------------------------
 

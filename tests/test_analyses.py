@@ -108,7 +108,7 @@ def test_without_anything_to_train_there_is_no_gradient(settings):
 @pytest.mark.parametrize("ratio", [None, 0.25])
 def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
     run, records, seen = observed("wsc", precision="fp32", replay_ratio=ratio)
-    for task, record, network, past in zip(run.manager.tasks, records, seen.started, seen.memory):
+    for task, record, network, past in zip(run.manager.tasks, records, seen.started, seen.memory, strict=True):
         network.eval()
         new = raw_gradient(run, network, task.train_indices)
         found, share = (
@@ -179,7 +179,7 @@ def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settin
     ]
     records = [record["drift"]["between"] for record in recorded(run)]
     assert records[0] is None
-    for before, after, record in zip(weights, weights[1:], records[1:]):
+    for before, after, record in zip(weights[:-1], weights[1:], records[1:], strict=True):
         squares, norms = defaultdict(float), defaultdict(float)
         for key, old in before.items():
             layer = key.rpartition(".")[0]

@@ -78,6 +78,7 @@ def test_the_choices_depend_on_the_seed_alone_and_not_on_how_batches_are_shared(
     cpu = torch.device("cpu")
     whole = [AutoAugment([(40, slice(None))] * 2, 3, cpu).applied(batch, number) for number in (0, 1)]
     assert not torch.equal(*whole) and torch.equal(batch[0], torch.from_numpy(images[0]))
+    assert not torch.equal(AutoAugment([(40, slice(None))], 4, cpu).applied(batch, 0), whole[0])
     for rows in (slice(0, None, 2), slice(1, None, 2)):
         part = AutoAugment([(40, rows)] * 2, 3, cpu)
         for number, expected in enumerate(whole):

@@ -8,6 +8,7 @@ import torch
 from small_runs import killed_at, without_measurements, write
 
 from main import main
+from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
@@ -114,6 +115,41 @@ def test_phases_over_stored_features_keep_their_epochs(settings):
         for n, k in enumerate(({"init_epoch": 4, "epochs": 3}, OPERATIONS | {"epochs": 3}))
     )
     assert [len(each) for each in finished.execute()["train_loss"]] == [len(e) for e in usual.execute()["train_loss"]]
+
+
+class Polished(registry.learners["fetril"]):
+    """FeTrIL, whose later tasks also train the network on their images."""
+
+    @classmethod
+    def planned_epochs(cls, config, task):
+        return super().planned_epochs(config, task) * (2 if task.index else 1)
+
+    def phases(self, task):
+        yield from super().phases(task)
+        if task.index:
+            yield self.main_phase(task)
+
+
+@pytest.mark.parametrize("budget", [{"flops_like": "replay"}, {"seconds": 60}])
+def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(budget, settings, clock, monkeypatch):
+    """In operations, the second phase has all; in seconds, what the three epochs of the first one have left."""
+    monkeypatch.setitem(registry.learners, "fetril", Polished)
+    _, steps = clock
+    keys = {"epochs": 3, "init_epoch": 8, "max_tasks": 2, "precision": "fp32", "batch_size": 4}
+    finished = run(settings, model_name="fetril", budget=budget, **keys)
+    losses = finished.execute()["train_loss"][1]
+    assert len(losses) > 3
+    if "seconds" in budget:
+        assert len(steps[1]) == 60
+    else:
+        theirs = run(
+            settings | {"out": f"{settings['out']}-replay"},
+            model_name="replay",
+            memory_per_class=0,
+            **keys | {"epochs": 6},
+        )
+        theirs.execute()
+        assert operations(finished.folder)[1] == pytest.approx(operations(theirs.folder)[1], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["sam", "foster", "wsc"])

@@ -163,12 +163,28 @@ def test_the_licence_is_left_to_the_owner_and_stays(exported, folder):
     assert (folder / "notes.txt").read_text() == "the owner's"
 
 
-@pytest.mark.parametrize("name, text", [("README.md", "# Years of work\n"), ("config.json", '{"mine": 1}')])
+OF_OTHERS = {
+    "README.md": "# Years of work\n",
+    "config.json": '{"mine": 1}',
+    "MLmodel": "flavors: {sklearn: {}}\n",
+    "model.safetensors": save({"weight": torch.zeros(3)}).decode("latin-1"),
+}
+
+
+@pytest.mark.parametrize("name, text", OF_OTHERS.items())
 def test_files_that_are_not_of_an_export_are_not_replaced(name, text, exported, tmp_path):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, "latin-1")
     with pytest.raises(UserError, match=f"{name}: was not written by an export; move it, or choose"):
         exported[0].export(tmp_path)
-    assert [path.read_text() for path in tmp_path.iterdir()] == [text]
+    assert [path.read_text("latin-1") for path in tmp_path.iterdir()] == [text]
+
+
+def test_an_export_that_was_killed_after_the_first_file_is_repeated(exported, tmp_path):
+    exported[0].export(tmp_path)
+    for name in ("model.safetensors", "README.md", "MLmodel"):
+        (tmp_path / name).unlink()
+    exported[0].export(tmp_path)
+    assert pycil_wsc.load_exported(tmp_path).classes == exported[0].classes
 
 
 def test_a_folder_that_an_earlier_version_exported_with_the_sums_is_loaded(months, tmp_path):
@@ -202,7 +218,11 @@ def test_keys_of_a_machine_in_a_strangers_file_have_no_effect(folder, exported):
     described["config"] |= {"pretrained": "/etc/passwd", "compile": True, "cache_images": True, "num_workers": 9}
     (folder / "config.json").write_text(json.dumps(described))
     learner, _, _, images = exported
-    assert pycil_wsc.load_exported(folder).predict(images).tolist() == learner.predict(images).tolist()
+    found = pycil_wsc.load_exported(folder)
+    assert found.predict(images).tolist() == learner.predict(images).tolist()
+    config = found.classifier.learner.config
+    assert (config.pretrained, config.compile, config.cache_images) == (False, False, False)
+    assert config.num_workers != 9
 
 
 # ---- MLflow ----------------------------------------------------------------------------------------------------------
@@ -323,7 +343,7 @@ def test_a_folder_that_is_not_whole_is_one_line(damage, line, folder):
 
 
 @pytest.mark.parametrize("unwritable", ["config.json", "README.md"])
-def test_an_export_that_cannot_be_written_leaves_the_earlier_one(unwritable, exported, folder, months):
+def test_an_export_that_cannot_be_written_leaves_the_earlier_one(unwritable, folder, months):
     """As when the disk is full: here a folder is where the file's new content would go."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / f".{unwritable}.partial").mkdir()
@@ -333,6 +353,16 @@ def test_an_export_that_cannot_be_written_leaves_the_earlier_one(unwritable, exp
     (folder / f".{unwritable}.partial").rmdir()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     pycil_wsc.load_exported(folder)
+
+
+def test_an_export_replaces_no_file_if_a_folder_has_the_name_of_one(folder, months):
+    (folder / "MLmodel").unlink()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "MLmodel").mkdir()
+    with pytest.raises(UserError, match="MLmodel: cannot be written .Is a directory."):
+        learned(months[0], name="replay", **QUICK).export(folder)
+    (folder / "MLmodel").rmdir()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_an_export_that_is_replaced_while_it_is_read_is_read_again(exported, folder, months, monkeypatch):

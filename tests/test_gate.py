@@ -293,6 +293,13 @@ def test_tangos_statistic_is_the_score_at_the_most_likely_multinomial_with_this_
     assert 2 * norm.sf(abs(mcnemar)) == pytest.approx(chi2.sf(mcnemar**2, 1))
 
 
+@pytest.mark.parametrize("lost, gained, number", [(1, 0, 49), (10, 2, 100), (0, 0, 20), (0, 5, 5), (3, 9, 50)])
+def test_at_a_confidence_of_one_half_the_interval_is_the_observed_drop(lost, gained, number):
+    """1 / 49 * 49 is not 1."""
+    observed = (lost - gained) / number
+    assert drop_interval(lost, gained, number, 0.5) == pytest.approx((observed, observed), abs=1e-9)
+
+
 @pytest.mark.parametrize("lost, gained, number", [(10, 2, 100), (0, 0, 20), (5, 0, 5), (0, 5, 5), (3, 9, 50)])
 def test_the_interval_of_the_drop_has_the_drops_that_are_not_rejected(lost, gained, number):
     low, high = drop_interval(lost, gained, number, 0.95)

@@ -183,7 +183,7 @@ def test_a_checkpoint_that_was_not_finished_is_none(llm_settings):
     assert "resuming at step 3" in (run_folder(config) / "log.txt").read_text()
 
 
-def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path):
+def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path, capsys):
     longer = llm_settings | {
         "llm.epochs": [30, 3],
         "llm.method": "wsc",
@@ -198,11 +198,15 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path
     process.communicate()
     assert not (run_folder(config) / "result.json").exists()
     again = command(tmp_path, longer)
-    output, errors = again.communicate()
+    _, errors = again.communicate()
     assert again.returncode == 0, errors
+    assert "resuming at step" in (run_folder(config) / "log.txt").read_text()
     undisturbed = LanguageRun(resolve(config.to_dict() | {"out": str(tmp_path / "undisturbed")}), corpus).execute()
     assert lasting(results(longer)[run_folder(config)]) | {"device": None} == lasting(undisturbed) | {"device": None}
+    written = (run_folder(config) / "result.json").stat().st_mtime_ns
     assert main(["--config", write(tmp_path, longer)]) == 0
+    assert "1 of 1 runs finished before" in capsys.readouterr().out
+    assert (run_folder(config) / "result.json").stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize(

@@ -182,11 +182,18 @@ def test_reservoir_over_the_stream_is_uniform():
     assert abs(counts[:20].sum() - counts[40:].sum()) / 600 < 0.5
 
 
-def test_memory_survives_saving():
-    memory, _ = filled("random", True, per_class=3)
+@pytest.mark.parametrize("strategy, fixed", [("random", True), ("herding", True), ("reservoir", False)])
+def test_a_memory_that_was_saved_goes_on_as_it_would_have(strategy, fixed):
+    """A reservoir's next choice depends on the number of samples that it has seen."""
+    one, two, three = tasks()
+    memory, other = (ExemplarMemory(fixed, 3, 12, strategy) for _ in range(2))
+    for task in (one, two):
+        memory.update(task, TARGETS, features, np.random.default_rng([0, task.index]))
     buffer = io.BytesIO()
     torch.save(memory.state_dict(), buffer)
     buffer.seek(0)
-    other = ExemplarMemory(True, 3, 0, "random")
     other.load_state_dict(torch.load(buffer, weights_only=True))
+    for each in (memory, other):
+        each.update(three, TARGETS, features, np.random.default_rng(1))
     assert other.indices.tolist() == memory.indices.tolist()
+    assert {*memory.indices} & {*three.train_indices} and {*memory.indices} - {*three.train_indices}

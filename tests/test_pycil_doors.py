@@ -276,6 +276,7 @@ def test_values_in_pycils_form_are_taken(changes):
     model = factory.get_model(name, ARGS | {"memory_per_class": 5} | changes)
     device = numbered(resolved_device("gpu:0")) if changes.get("device") == ["0", "1"] else torch.device("cpu")
     assert model.learner.config.method == name and model.device == device
+    assert "convnet_type" not in changes or model.learner.config.convnet_type == "resnet32"
     assert "retain" not in changes.get("wsc", {}) or model.learner.config.wsc.retain == 0.5
 
 

@@ -22,7 +22,7 @@ def test_a_run_writes_the_identity_that_readers_derive_for_earlier_results(keys,
     (record,) = find_runs([folder]).records
     assert result["schema"] == SCHEMA
     assert Record.of(as_in_schema_1(result)).identity == record.identity
-    assert read_result(folder / "result.json") == json.loads((folder / "result.json").read_text())
+    assert read_result(folder / "result.json")["matrix"] == result["matrix"]
 
 
 def test_a_language_model_writes_the_identity_that_readers_derive_for_earlier_results(llm_settings, tmp_path):

@@ -135,13 +135,28 @@ def test_two_hundred_requests_at_a_time_during_an_update_have_right_answers_and_
         assert list(answer["answers"].values()) == pytest.approx(list(wanted.values()), abs=1e-6)
 
 
-def test_what_is_no_image_is_an_answer_too(serve, tmp_path):
+def test_what_is_no_image_is_an_answer_too(serve):
     with testclient.TestClient(serve.app) as client:
         response = client.post("/predict", content=b"no image")
         assert response.status_code == 422 and "not a readable image" in response.json()["detail"]
+
+
+def test_a_damaged_version_is_not_served_and_the_next_one_is(serve, tmp_path, caplog):
+    (good,) = contents(1)
+    with testclient.TestClient(serve.app) as client:
         (tmp_path / "shelf/learner.safetensors").write_bytes(b"damaged")
-        response = client.post("/predict", content=contents(1)[0])
-        assert response.json()["version"] == 1, "the version that was loaded goes on"
+        wait_for(lambda: "the new version cannot be served" in caplog.text)
+        assert client.post("/predict", content=good).json()["version"] == 1, "the version that was loaded goes on"
+        learned(photos(tmp_path / "february", ["bee", "dog"], 1), **FILES).save(tmp_path / "other")
+        (tmp_path / "other/learner.safetensors").replace(tmp_path / "shelf/learner.safetensors")
+        wait_for(lambda: set(client.post("/predict", content=good).json()["answers"]) == {"bee", "dog"})
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_the_server_has_fifty_lines():

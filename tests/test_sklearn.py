@@ -428,3 +428,18 @@ def test_an_answer_is_of_one_state_though_another_class_is_learned_meanwhile():
     with patch.object(Answers, "predict_proba", learn_and_predict):
         assert classifier.predict(images).tolist() == expected
     assert classifier.classes_.tolist() == ["a", "c", "d"]
+
+
+def test_an_answer_between_the_end_of_learning_and_the_return_of_partial_fit_has_the_new_labels(monkeypatch):
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    classifier = small().partial_fit(images, ["c", "d"] * 4)
+    meanwhile = []
+
+    def advice(learner):
+        if learner is classifier.learner_:
+            meanwhile.append(classifier.predict_proba(images))
+
+    monkeypatch.setattr(Learner, "_advice", advice)
+    classifier.partial_fit(images[:2], ["a", "a"])
+    assert len(meanwhile) == 1 and np.array_equal(meanwhile[0], classifier.predict_proba(images))
+    assert "_coming" not in vars(classifier)

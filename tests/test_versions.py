@@ -1,5 +1,6 @@
 """Versions of a saved learner: what is kept, going back, and loading a new one while threads and processes ask."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
 import numpy as np
@@ -313,30 +315,41 @@ def test_threads_that_ask_while_the_learner_changes_get_whole_answers_of_one_ver
     """No answer mixes the classes of one version with the logits of another."""
     images = arrays_of(learners)
     expected = {number: learners[number - 1].predict_proba(images).tolist() for number in (1, 2, 3)}
-    learner, problems, seen = Learner.load(shelf, quiet=True), [], set()
-    stop = threading.Event()
+    learner, seen = Learner.load(shelf, quiet=True), set()
 
     def ask():
-        while not stop.is_set():
-            answers = learner.answers
-            rows = answers.predict_proba(images)
-            seen.add(answers.version)
-            if not np.allclose(rows, expected[min(answers.version, 3)], atol=1e-6):
-                problems.append(answers.version)
-            if learner.predict(images[:3]).shape != (3,):
-                problems.append("predict")
+        answers = learner.answers
+        rows = answers.predict_proba(images)
+        seen.add(answers.version)
+        wanted = np.array(expected[min(answers.version, 3)])
+        assert rows.shape == wanted.shape and np.allclose(rows, wanted, atol=1e-6), answers.version
+        assert learner.predict(images[:3]).shape == (3,)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
     other = Learner.load(shelf, quiet=True)
-    for _ in range(2):
-        other.rollback()
-        assert learner.reload()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not problems and len(seen) > 1
+    with again_and_again(ask, threads=4):
+        for _ in range(2):
+            other.rollback()
+            assert learner.reload()
+    assert len(seen) > 1
+
+
+@contextlib.contextmanager
+def again_and_again(call, threads=1):
+    """A context in which threads call this; an error in one of them is raised at its end."""
+    stop = threading.Event()
+
+    def loop():
+        while not stop.is_set():
+            call()
+
+    with ThreadPoolExecutor(threads) as pool:
+        loops = [pool.submit(loop) for _ in range(threads)]
+        try:
+            yield
+        finally:
+            stop.set()
+        for each in loops:
+            each.result()
 
 
 @pytest.mark.parametrize("change", ["reload", "rollback"])
@@ -376,17 +389,9 @@ def test_a_thread_that_asks_while_another_learns_disturbs_nothing(learners, shel
     images, more = arrays_of(learners), month(tmp_path / "more.npz", ["bee"], 9)
     quiet, asked = Learner.load(shelf, quiet=True), Learner.load(shelf, quiet=True)
     quiet.learn(more)
-    before, found, stop = asked.predict_proba(images), [], threading.Event()
-
-    def ask():
-        while not stop.is_set():
-            found.append(asked.answers.predict_proba(images))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    asked.learn(more)
-    stop.set()
-    thread.join()
+    before, found = asked.predict_proba(images), []
+    with again_and_again(lambda: found.append(asked.answers.predict_proba(images))):
+        asked.learn(more)
     assert_same(asked, quiet)
     after = quiet.predict_proba(images)
     assert found and all(np.array_equal(rows, before) or np.array_equal(rows, after) for rows in found)
@@ -407,17 +412,9 @@ def test_a_thread_that_loads_while_another_learns_disturbs_nothing(monkeypatch, 
     learner.save(tmp_path / "shelf")
     quiet, disturbed = Learner.load(tmp_path / "shelf", quiet=True), Learner.load(tmp_path / "shelf", quiet=True)
     quiet.learn(months[1])
-    images, loaded, stop = arrays_of([learner]), [], threading.Event()
-
-    def load():
-        while not stop.is_set():
-            loaded.append(Learner.load(tmp_path / "shelf", quiet=True).predict_proba(images))
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    disturbed.learn(months[1])
-    stop.set()
-    thread.join()
+    images, loaded = arrays_of([learner]), []
+    with again_and_again(lambda: loaded.append(Learner.load(tmp_path / "shelf", quiet=True).predict_proba(images))):
+        disturbed.learn(months[1])
     assert loaded
     assert_same(disturbed, quiet)
 

@@ -98,8 +98,8 @@ def write_bundle(
     side = answers.classifier.info.image_size
     check_logits(f"the folder {folder.name}", model, side, Model(rebuilt.classifier.learner, answers.classes))
     files = {
+        CONFIG: readable_json(described),  # first: it tells whose weights these are, and has their checksum
         WEIGHTS: content,
-        CONFIG: readable_json(described),  # with the checksum of the weights
         MLMODEL: MLFLOW.format(python=platform.python_version(), params=json.dumps(PARAMS)),
         CARD: text,
     }
@@ -108,10 +108,20 @@ def write_bundle(
 
 def _refuse_files_of_others(folder: Path) -> None:
     """Raise a :class:`UserError` if a file that would be replaced is not of an export."""
-    for name, ours in ((CONFIG, '"library": "pycil_wsc"'), (CARD, "library_name: pycil_wsc")):
-        path = folder / name
-        if path.is_file() and ours not in path.read_text(encoding="utf-8", errors="replace"):
-            raise UserError(f"{path}: was not written by an export; move it, or choose another folder")
+    signs = {
+        CONFIG: '"library": "pycil_wsc"',
+        CARD: "library_name: pycil_wsc",
+        MLMODEL: "loader_module: pycil_wsc.classifier.bundle",
+    }
+    others = [name for name, sign in signs.items() if (folder / name).is_file() and sign not in _text(folder / name)]
+    if (folder / WEIGHTS).is_file() and not (folder / CONFIG).is_file():
+        others += [WEIGHTS]
+    if others:
+        raise UserError(f"{folder / others[0]}: was not written by an export; move it, or choose another folder")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def tensors_of(model: Model) -> tuple[dict[str, Tensor], State]:

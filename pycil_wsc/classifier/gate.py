@@ -213,6 +213,8 @@ def drop_interval(lost: int, gained: int, number: int, confidence: float) -> tup
         outer = float(-sign)
         if excess(outer) <= 0:
             return outer
+        if excess(observed) >= 0:  # at a confidence of one half the bound is the observed drop, to rounding
+            return observed
         return float(root_scalar(excess, bracket=(outer, observed)).root)
 
     return bound(1), bound(-1)

@@ -23,7 +23,7 @@ def fit(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
     config = learner.config
     spending = learner.spending
     stored = isinstance(phase.source, FeatureSource)
-    if phase.fitted or stored or not (config.operations_like or config.task_seconds):
+    if phase.fitted or not (config.operations_like or config.task_seconds):
         return
     phase.fitted = True
     if task.index != spending.task:
@@ -32,9 +32,11 @@ def fit(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
         spending.seconds = 0.0
     if number == len(spending.begun):
         before = spending.begun[-1]["images"] + spending.begun[-1]["own"] if spending.begun else 0
-        own = phase.epochs * len(phase.indices)
+        own = phase.epochs * phase.counted_images
         now = {"operations": learner.train_flops, "seconds": spending.seconds, "images": before, "own": own}
         spending.begun.append(now)
+    if stored:
+        return
     if config.operations_like:
         _fit_operations(learner, task, number, phase)
     else:

@@ -49,7 +49,7 @@ class Pace:
 
     def end_epoch(self, epoch: int) -> None:
         """Count the seconds of an epoch, whose last step the device has done."""
-        if self.phase.seconds:
+        if self.learner.config.task_seconds:
             self.learner.spending.seconds += now() - self.begun
         self.phase.reached = self._position(epoch + 1, 0, 0.0)
 
