@@ -28,7 +28,7 @@ def watch(stop: threading.Event):
             learner.reload()
         except pycil_wsc.UserError as error:  # the old version goes on
             logging.getLogger("uvicorn.error").warning("the new version cannot be served: %s", error)
-            stop.wait(60)
+            stop.wait(60 * pause)
 
 
 @contextlib.asynccontextmanager
