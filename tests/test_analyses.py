@@ -403,6 +403,19 @@ def test_the_report_draws_what_was_recorded_and_a_broken_record_is_named(setting
         assert path == run / "analyses.jsonl" and said in flaw
 
 
+def test_seeds_whose_classes_differ_in_size_are_averaged_task_by_task(settings):
+    """The fractions of new data are not the same then."""
+    settings |= {"model_name": "replay", "analyse": ["gradients"], "init_epoch": 1, "epochs": 1, "dataset": "digits"}
+    settings |= {"init_cls": 4, "increment": 3, "shuffle": True, "memory_per_class": 20}
+    runs = [run_of(settings, seed=seed) for seed in (1, 2, 3)]
+    for run in runs:
+        run.execute()
+    fractions = [[100 * line["share_new"] for line in recorded(run)[1:]] for run in runs]
+    assert len({each[0] for each in fractions}) > 1
+    axes = drawn(report.find_runs([run.folder for run in runs]).records)["gradients"]
+    assert list(axes[0].lines[0].get_xdata()) == pytest.approx(np.mean(fractions, axis=0))
+
+
 def drawn(records):
     from pycil_wsc.report.figures import figures
     from pycil_wsc.report.groups import group_runs

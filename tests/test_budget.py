@@ -243,6 +243,12 @@ def test_each_task_is_trained_for_its_seconds(name, settings, clock):
         assert finished.learner.warmups == [1], "of the four epochs of the schedule"
 
 
+def test_a_phase_takes_a_step_though_an_earlier_one_has_spent_the_seconds(settings, clock):
+    _, steps = clock
+    result = run(settings, model_name="foster", budget={"seconds": 1}, max_tasks=2).execute()
+    assert len(steps[1]) == len(result["train_loss"][1]) == 2, "a step of each phase"
+
+
 def test_a_weight_that_grows_over_a_task_ends_at_its_last_value_however_many_epochs_fit(settings, clock):
     keys = {"model_name": "coil", "epochs": 2, "class_means": "exemplars", "max_tasks": 2, "budget": {"seconds": 40}}
     finished = run(settings, **keys)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from reference import transport as twin
-from small_runs import assert_slopes, batch_of
+from small_runs import assert_slopes, batch_of, killed_at
 from test_methods import BATCH, SILENT, SMALL, TARGETS, digits, grown  # noqa: F401
 
-from pycil_wsc import Learner
+from pycil_wsc import Learner, registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
@@ -146,3 +146,20 @@ def test_a_regularisation_that_is_too_small_is_refused_in_one_line(tmp_path):
     run.learner.learn(run.manager.tasks[0], SILENT)
     with pytest.raises(UserError, match="sinkhorn: the transport plan underflows to 0 at this value; use a larger one"):
         run.learner.learn(run.manager.tasks[1], SILENT)
+
+
+def test_a_resumed_task_has_no_need_of_the_transport_at_its_beginning(settings, monkeypatch):
+    """Its weights are others by now, and the plan between them may underflow."""
+    keys = {"model_name": "coil", "class_means": "exemplars", "max_tasks": 2}
+    config = resolve(settings | keys)
+    with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 0, "epoch": 1}):
+        Run(config, Datasets().of(config)).execute()
+
+    def underflows(learner, task):
+        raise UserError("sinkhorn: the transport plan underflows to 0")
+
+    monkeypatch.setattr(registry.learners["coil"], "images_before", underflows)
+    result = Run(config, Datasets().of(config)).execute()
+    monkeypatch.undo()
+    whole = resolve(settings | keys | {"prefix": "whole"})
+    assert result["curve"] == Run(whole, Datasets().of(whole)).execute()["curve"]

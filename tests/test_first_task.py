@@ -302,6 +302,15 @@ def test_a_first_task_that_was_stopped_and_resumed_is_shared_too(settings):
     assert without_places(other) == without_places(alone)
 
 
+def test_a_first_task_that_was_stopped_and_resumed_with_another_package_is_not_shared(settings, monkeypatch):
+    """Neither of the two has trained it."""
+    with killed_at(2):
+        run(settings, model_name="replay", max_tasks=1).execute()
+    monkeypatch.setattr("pycil_wsc.runs.first_task.importlib.metadata.version", lambda *_: "another")
+    run(settings, model_name="replay", max_tasks=1).execute()
+    assert not entries(settings)
+
+
 @pytest.mark.parametrize(
     "changed", ["pycil_wsc.runs.first_task.device_name", "pycil_wsc.runs.first_task.importlib.metadata.version"]
 )

@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import softmax
 from scipy.stats import binomtest, chi2, multinomial, norm
 from small_learners import FILES, QUICK, SMALL, arrays, assert_same, learned, months
+from small_runs import killed_at
 from test_task_lists import month, photos
 
 import pycil_wsc
@@ -470,6 +471,24 @@ def test_a_script_that_is_started_again_repeats_no_rejected_update(months, tmp_p
         ) as error:
             script()
         assert "\n" not in str(error.value)
+
+
+def test_a_script_that_is_started_again_resumes_the_task_after_a_rejected_one(months, tmp_path):
+    keys = SMALL | {"epochs": 8, "init_epoch": 6, "checkpoint_seconds": 0}
+
+    def script():
+        learner = Learner("replay", held_out=2, out=tmp_path / "work", **keys)
+        learner.learn(months[0])
+        tests = arrays(months[0], "test")
+        learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0, on=tests, min_new=0))
+        before = (tmp_path / "work/.task2/checkpoint.pt").exists()
+        learner.learn(months[1])
+        return before
+
+    moment = {"task": 1, "phase": 0, "epoch": 5}
+    with killed_at(lambda calls: [position for position, _ in calls].count(moment) == 2):  # not in the rejected update
+        script()
+    assert script(), "its checkpoint is there"
 
 
 def test_a_gate_with_other_images_labels_or_limits_decides_anew(months, tmp_path):

@@ -15,13 +15,13 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import ks_2samp
-from small_runs import SETTINGS, write
+from small_runs import SETTINGS, killed_at, write
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from main import main
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data import augment, crops, image_map, parallel
+from pycil_wsc.data import augment, crops, image_map, loader, parallel
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.datasets import load_dataset, sized
 from pycil_wsc.data.image_files import decode
@@ -30,10 +30,11 @@ from pycil_wsc.data.loader import DeviceSource, FolderSource, open_source
 from pycil_wsc.data.order import Share
 from pycil_wsc.data.sources import read_source
 from pycil_wsc.data.types import Split
-from pycil_wsc.errors import Unwritable, UserError
+from pycil_wsc.errors import UnusableRun, Unwritable, UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.learners import speed
 from pycil_wsc.runs.class_incremental import ClassIncremental
+from pycil_wsc.runs.run import Run
 
 SIZES = [(80, 60), (50, 90), (40, 40), (200, 37), (37, 120)]  # width, height; the short side becomes 37
 CPU = torch.device("cpu")
@@ -427,6 +428,26 @@ def test_a_run_learns_from_decoded_images(where, folder, tmp_path):
     assert not list(tmp_path.rglob("decoded-*")), "a plan decodes nothing"
     result = kind.execute(config, data.of(config), lambda progress: None)
     assert len(result["curve"]) == 2 and list(tmp_path.rglob("decoded-*.npz"))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_does_not_resume_with_images_cropped_by_the_other_program(first, folder, tmp_path, monkeypatch):
+    """When another process has taken the device's memory meanwhile, or has given it back."""
+    keys = {"dataset": f"folder:{folder}", "image_size": 32, "cache_images": "device", "data_root": str(tmp_path)}
+    keys |= {"init_cls": 1, "increment": 1, "num_workers": 0, "out": str(tmp_path / "runs"), "epochs": 1}
+    config = resolve(SETTINGS | keys | {"init_epoch": 2, "milestones": [], "init_milestones": []})
+
+    def run():
+        return Run(config, for_training(Datasets().of(config), config))
+
+    monkeypatch.setattr(loader, "fits", lambda *_: first)
+    with killed_at(1):
+        run().execute()
+    monkeypatch.setattr(loader, "fits", lambda *_: not first)
+    with pytest.raises(UnusableRun, match="^cache_images: the run began elsewhere: its images .* fit into the free"):
+        run().execute()
+    monkeypatch.setattr(loader, "fits", lambda *_: first)
+    assert len(run().execute()["curve"]) == 2
 
 
 def test_true_is_memory_and_a_data_root_may_be_below_the_home_folder(folder, tmp_path, monkeypatch):

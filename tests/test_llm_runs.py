@@ -316,6 +316,7 @@ WRONG = [
     ({"llm.tasks": [["../small/colours", "shapes"]]}, "llm.tasks: '../small/colours' is not a name"),
     ({"llm.tasks": [[os.path.abspath("colours"), "shapes"]]}, "colours' is not a name; give that of a folder"),
     ({"llm.tasks": [["", "shapes"]]}, "llm.tasks: '' is not a name"),
+    ({"llm.tasks": [["forgetting", "shapes"]]}, "llm.tasks: 'forgetting' is the name of another column of the report"),
     ({"llm.pool": "Lisa"}, "llm.pool to null"),
     ({"llm.data": "nowhere"}, "no such folder"),
 ]

@@ -313,6 +313,19 @@ def test_methods_with_epochs_of_their_own_are_compared_where_each_has_one_schedu
     assert sorted(group.conditions["init_epoch"] for group in found) == [20, 200]
 
 
+def test_what_is_compared_does_not_depend_on_the_order_of_the_folders():
+    """Two methods have as many schedules and runs, of which one has to be the measure."""
+    epochs = [("replay", 200, 70), ("replay", 20, 7), ("icarl", 200, 170), ("icarl", 200, 70)]
+    runs = [record(name, init_epoch=first, epochs=later) for name, first, later in epochs]
+
+    def found(records):
+        groups = group_runs(records)[0]
+        members = [sorted((each.method, each.config["epochs"]) for each in group.records) for group in groups]
+        return [*zip(members, (group.variants_of for group in groups))]
+
+    assert found(runs) == found(runs[::-1])
+
+
 def test_a_method_trained_in_a_way_of_its_own_stands_beside_its_other_runs_alone():
     runs = [record("replay"), record("wsc"), record("replay", lrate=0.3)]
     main, own = group_runs(runs)[0]

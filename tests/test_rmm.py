@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from reference import rmm as twin
+from small_learners import SMALL, months
 from small_runs import killed_at, without_measurements
 from test_methods import after, digits, grown, perturb  # noqa: F401
 from torch import nn
 
+from pycil_wsc import Learner
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.datasets import load_dataset
 from pycil_wsc.errors import UserError
@@ -20,6 +22,7 @@ from pycil_wsc.learners.losses import balanced_weights
 from pycil_wsc.learners.rmm_sizes import memory_size
 from pycil_wsc.runs.run import Run
 
+__all__ = ["months"]
 RATES = {"m_rate_list": [0.8, 0.0, 0.3], "c_rate_list": [0.2, 0.0, 0.3], "memory_size": 200, "memory_per_class": 20}
 LARGEST = 147  # images of the largest class of the digits
 
@@ -158,3 +161,28 @@ def test_pycils_file_that_trains_a_policy_is_refused_in_one_line(tmp_path, capsy
 def test_what_rmm_cannot_use_is_one_line(keys, says):
     with pytest.raises(UserError, match=says):
         resolve({"model_name": "rmm-icarl"} | keys)
+
+
+def test_in_a_task_list_a_rate_of_0_adds_no_exemplars_to_the_usual_ones(digits, tmp_path):  # noqa: F811
+    """The task gave up no image for them."""
+    learner, tasks = after("rmm-icarl", 1, digits, tmp_path, **RATES | {"m_rate_list": [0.8, 0.0], "memory_size": 50})
+    config = replace(learner.config, tasks=("npz:1.npz", "npz:2.npz"))
+    assert memory_size(config, tasks[1], learner.manager) == 50
+    assert memory_size(config, tasks[0], learner.manager) == 50 + int(0.8 * len(tasks[0].train_indices))
+
+
+def test_a_memory_of_fewer_exemplars_than_classes_is_one_line(settings):
+    keys = {"model_name": "rmm-icarl", "dataset": "digits", "init_cls": 4, "increment": 3, "memory_size": 3}
+    config = resolve(settings | keys | {"m_rate_list": [0.0], "images_per_class": None})
+    with pytest.raises(UserError, match="^memory_size: fewer than one exemplar of each of the 4 classes before task 2"):
+        Run(config, load_dataset("digits", "."))
+
+
+def test_a_learners_memory_that_the_rates_enlarge_may_be_named_smaller_than_the_classes(months):
+    """``memory_size`` is what there is beside the exemplars that the tasks give up images for."""
+    keys = {name: value for name, value in SMALL.items() if name not in ("memory_per_class", "buffer_size")}
+    keys = {name: value for name, value in keys.items() if not name.startswith("proj")}
+    learner = Learner("rmm-icarl", **keys | {"memory_size": 2, "fixed_memory": False, "epochs": 1, "init_epoch": 1})
+    for month in months:
+        learner.learn(month)
+    assert len(learner.history) == len(months)

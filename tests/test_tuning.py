@@ -305,6 +305,19 @@ def test_a_further_seed_of_one_trial_does_not_choose_it(tmp_path, undrawn):
     assert {line["trials"] for line in lines_of(page.parent, TUNING)} == {"3"}
 
 
+def test_trials_are_ranked_by_the_number_that_is_shown(tmp_path, undrawn):
+    """Each seed counts once, also in a search that was stopped: here the mean of 60 and 50 is less than that of 58.5
+    and 52, though that of 60, 60 and 50 is more than that of 58.5, 58.5 and 52.
+    """
+    values = {0.1: {(1, 20): 50.0, (1, 200): 70.0, (2, 20): 50.0}, 0.2: {(1, 20): 52.0, (1, 200): 65.0, (2, 20): 52.0}}
+    runs = [trial("replay", value, *run, lrate=rate) for rate, found in values.items() for run, value in found.items()]
+    synthetic.write(tmp_path, *runs)
+    page = report.write_report(tmp_path)
+    assert json.loads((page.parent / "tuned_replay.json").read_text())["lrate"] == 0.2
+    shown = {line["column"]: float(line["mean"]) for line in lines_of(page.parent, TUNING)}
+    assert shown["best trial"] == 55.25 and 55 in shown.values()
+
+
 def test_the_spread_of_the_best_trial_is_that_over_seeds(tmp_path, undrawn):
     values = {(1, 20): 50.0, (1, 200): 70.0, (2, 20): 51.0, (2, 200): 71.0, (3, 20): 55.0, (3, 200): 75.0}
     synthetic.write(tmp_path, *(trial("wsc", value, *run) for run, value in values.items()))

@@ -121,7 +121,10 @@ def _refuse_files_of_others(folder: Path) -> None:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); move it, or choose another folder") from None
 
 
 def tensors_of(model: Model) -> tuple[dict[str, Tensor], State]:

@@ -113,20 +113,22 @@ class Update:
             work = folder / f".{saved.name}"
             record = folder / REJECTED / f"{saved.name}-{self._identity(stream, tests)}.json"
             if record.is_file():  # rejected before; the folder may have the next update as this task
-                shutil.rmtree(work, ignore_errors=True)
                 return Outcome(None, None, read_rejection(record))
             if shelf.exists(saved):
                 self._remove_unfinished(saved)
                 return self._restored(saved, stream, tests)
+            for path in (saved, work):
+                if path.is_file():
+                    raise UserError(f"{path}: is a file; move or remove it, or choose another out")
             if saved.exists() and any(saved.iterdir()):
                 raise UserError(f"{saved}: has files, but no learner; move or remove it, or choose another out")
             self._refuse_other_held_out(work)
             trained = self._trained(work, stream)
             learned, answers, decision = self._judged(trained, tests, started)
             if decision and not decision["accepted"]:
-                if self.out is not None:
-                    write_json(record, decision)
                 shutil.rmtree(work, ignore_errors=True)
+                if self.out is not None:  # last: what is in ``work`` is then the next update's
+                    write_json(record, decision)
                 return Outcome(None, None, decision)
             if self.out is not None:
                 shelf.write(work, learned)
@@ -200,7 +202,8 @@ class Update:
 
     def _check_memory(self, classes: int) -> None:
         """Raise a :class:`UserError` if the memory would lose all of its exemplars, as it cannot hold one per class."""
-        if self.held is not None and len(self.held.train):
+        own = configured_learner(self.config).measures_quotas  # checked when the task is planned
+        if self.held is not None and len(self.held.train) and not own:
             remedy = "save the learner, and load it with a larger {key}"
             check_divided_memory(self.config, classes, f"{classes} classes", remedy)
 

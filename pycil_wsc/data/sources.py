@@ -198,7 +198,7 @@ def _image(image: object, name: str) -> np.ndarray:
     if isinstance(image, Image.Image):
         return np.asarray(in_colour(image, name))
     if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) in (1, 3):
-        return image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+        return image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
         return image
     kind = f"{image.dtype} tensor {tuple(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__

@@ -50,10 +50,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     where = parser.add_argument_group("where to run it").add_argument
     where("--device", metavar="NAME", help="auto, cpu, cuda, mps or xpu, or as cuda:1 (default: auto)")
-    text = (
-        "runs at a time, in processes that share cores and GPUs (default: 1); with --ray on each GPU, or on each node"
-    )
-    where("--workers", type=int, metavar="N", help=f"{text} that has none")
+    text = "runs at a time, in processes that share cores and GPUs (default: 1); with --ray on each GPU"
+    where("--workers", type=int, metavar="N", help=f"{text} or, if there is none, on each node")
     text = "run on a Ray cluster: the one at ADDRESS, or one that is found or started here"
     where("--ray", nargs="?", const="", metavar="ADDRESS", help=f"{text} (needs requirements-cluster.txt)")
     text = "train each run on N GPUs of this machine, or with --ray of one node, in N processes as torchrun does"

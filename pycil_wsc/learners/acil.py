@@ -51,7 +51,7 @@ class ACIL(ClosedForm):
 
     @dataclass(frozen=True)
     class Options:
-        buffer_size: int = key(8192, "number of random features", low=1)
+        buffer_size: int = key(8192, "number of random features", low=1, high=2**20)
         gamma: float = key(0.1, "ridge parameter", above=0)
         IL_batch_size: int = key(4096, "images whose features are added at once", low=1)
         inplace_repeat: int = key(1, "number of times that each image is added", low=1)

@@ -61,7 +61,7 @@ def _fit_operations(learner: Hooks, task: Task, number: int, phase: Phase) -> No
 def _fit_seconds(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
     assert learner.config.task_seconds is not None
     left = learner.config.task_seconds - learner.spending.begun[number]["seconds"]
-    phase.seconds = left * _share(learner, task, number)
+    phase.seconds = max(left * _share(learner, task, number), 1e-9)  # at least one step
 
 
 def _share(learner: Hooks, task: Task, number: int) -> float:

@@ -48,7 +48,7 @@ class PODNet(DistillingLearner):
 
     @dataclass(frozen=True)
     class Options:
-        nb_proxy: int = key(10, "proxies of each class", low=1)
+        nb_proxy: int = key(10, "proxies of each class", low=1, high=2**20)
         margin: float | None = key(
             None, "margin of the paper's NCA loss (there 0.6); null: PyCIL's loss, whose margin cancels itself", low=0
         )

@@ -69,7 +69,7 @@ class RanPAC(ClosedForm):
 
     @dataclass(frozen=True)
     class Options(ClosedForm.Options):
-        projection: int = key(10_000, "number M of random features", low=1)
+        projection: int = key(10_000, "number M of random features", low=1, high=2**20)
 
     def new_head(self, width: int, dtype: torch.dtype) -> ComputedHead:
         return RandomProjection(width, self.config.options.projection, dtype)

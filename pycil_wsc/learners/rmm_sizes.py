@@ -33,16 +33,16 @@ def drawn(config: LearnerConfig, task: Task, targets: np.ndarray) -> np.ndarray:
 def memory_size(config: LearnerConfig, task: Task, manager: TaskSequence) -> int:
     """The number of exemplars after ``task``: the memory's keys, and a fraction of the images of ``increment`` classes.
 
-    With ``tasks``, the fraction is of the task's own images. As in PyCIL, a rate of 0 keeps the previous size, and a
-    class counts as the largest of the training set.
+    With ``tasks``, the rate and the images are the task's own. Else, as in PyCIL, a rate of 0 keeps the previous size,
+    and a class counts as the largest of the training set.
     """
     usual = config.memory_per_class * task.num_seen if config.fixed_memory else config.memory_size
+    if config.tasks:
+        return usual + int(rate_of(config.options.m_rate_list, task) * len(task.train_indices))
     rated = [each for each in manager.tasks[: task.index + 1] if rate_of(config.options.m_rate_list, each)]
     if not rated:
         return usual
     rate = rate_of(config.options.m_rate_list, rated[-1])
-    if config.tasks:
-        return usual + int(rate * len(task.train_indices))
     largest = largest_class(manager)
     return min(rated[-1].num_seen * largest - 1, usual + int(rate * config.increment * largest))
 

@@ -31,6 +31,7 @@ from pycil_wsc.learners.options import LearnerConfig
 from pycil_wsc.learners.spending import Spending
 from pycil_wsc.networks.layers import freeze, mark_frozen
 from pycil_wsc.networks.nets import Backbone, make_backbone
+from pycil_wsc.state import State
 
 
 class Toolbox(nn.Module):
@@ -287,11 +288,24 @@ class Toolbox(nn.Module):
             self._needs_fp32 = self._undefined_in_bf16()
         return "fp32" if self._needs_fp32 else precision
 
-    def keep_precision(self, precision: str) -> None:
-        """Compute in ``precision``, in which a stopped run began, where the configuration leaves it open.
+    def arithmetic(self) -> dict[str, str]:
+        """What decides how a run computes, as the configuration and the device leave it open: a part of its state."""
+        return {"precision": self.precision, "source": type(self.train_source).__name__}
 
-        Raises :class:`UnusableRun` if the device does not have it.
+    def keep_arithmetic(self, state: State) -> None:
+        """Compute as the stopped run with this ``state`` began, where the configuration leaves it open.
+
+        Raises :class:`UnusableRun` if the device does not have its precision, or the images do not fit on it any more
+        or fit only now: those on the device are cropped by another program, whose results differ by a rounding.
         """
+        ours = self.arithmetic()
+        precision, source = (state.get(name, ours[name]) for name in ours)  # missing in earlier versions' checkpoints
+        if source != ours["source"]:
+            change = "no longer" if source == "DeviceSource" else "only now"
+            raise UnusableRun(
+                f"cache_images: the run began elsewhere: its images {change} fit into the free memory of "
+                f"'{self.device}'; make it as much as it was, or delete the checkpoint to start again"
+            )
         if precision == "bf16" and not computes_bf16(self.device):
             raise UnusableRun(
                 f"precision: the run began in bf16, which '{self.device}' does not have; resume it elsewhere"

@@ -34,6 +34,11 @@ TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", 
 MERGES = ("avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax")
 METHODS = ("zero_shot", "finetune", "replay", *MERGES, "wsc")
 TINY = "tiny-llama"
+OTHER_COLUMNS = {  # of the report, which has a column for each task
+    *("average", "new task", "forgetting", "overall", "backward transfer", "minutes", "relative VRAM", "time", "main"),
+    *("name", "record", "learner", "memory", "seed", "variant", "frozen", "changed", "others", "schedule", "expands"),
+    *("label", "own", "column", "value"),
+}
 CHECKPOINT = "checkpoint.json"  # in a run's folder: which of the Trainer's checkpoints is the last whole one
 CHECKPOINTS = "checkpoints"  # the Trainer's folder
 
@@ -151,7 +156,12 @@ class LLMOptions:
     lora_alpha: float = key(16.0, "LoRA's alpha", low=0)
     lora_targets: str = key("all-linear", "modules that get adapters: `all-linear`, or names separated by commas")
 
-    temperature: float = key(0.0, "sampling temperature in the test; 0 is greedy (TRACE samples at 0.1)", low=0)
+    temperature: float = key(
+        0.0,
+        "sampling temperature in the test; 0 is greedy (TRACE samples at 0.1), and above 0 the samples also depend on "
+        "the number of processes",
+        low=0,
+    )
     max_new_tokens: int = key(512, "maximum tokens of a generated answer", low=1)
 
     micro_tokens: int = key(8192, "maximum tokens of a forward pass, including padding", low=1, decides="rounding")
@@ -270,6 +280,8 @@ def _check_together(config: LLMConfig) -> None:
     for name in config.tasks:
         if name in ("", "..") or Path(name).name != name:
             raise UserError(f"llm.tasks: '{name}' is not a name; give that of a folder in llm.data")
+        if name in OTHER_COLUMNS:
+            raise UserError(f"llm.tasks: '{name}' is the name of another column of the report; rename the folder")
     if config.epochs is not None and len(config.epochs) != len(config.tasks):
         raise UserError(
             f"llm.epochs: {len(config.epochs)} numbers for {len(config.tasks)} tasks; give one for each task"

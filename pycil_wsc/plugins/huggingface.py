@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,7 +253,9 @@ class WSCCallback(TrainerCallback):
         folder = _folder(args, state.global_step)
         saved = gathered(self.wsc.state_dict(), keep=first) if self.wsc else {}  # between two periods
         if first:
-            torch.save(saved | {"training": _training_of(state), "global_step": state.global_step}, folder / FILE)
+            partial = folder / f".{FILE}.partial"
+            torch.save(saved | {"training": _training_of(state), "global_step": state.global_step}, partial)
+            os.replace(partial, folder / FILE)
         if not self.save_average or not self._averaging() or not hasattr(model, "save_pretrained"):
             return
         with self._applied(model):

@@ -26,6 +26,7 @@ class Spec(NamedTuple):
     notes: Sequence[str] = ()
     banded: bool = False  # show the spread as a band
     from_zero: bool = False
+    in_order: bool = False  # average the first points of the runs, the second ones and so on, wherever they are
     colours: str = ""  # what the colours of a heat map show
 
 

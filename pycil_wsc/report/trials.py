@@ -35,7 +35,7 @@ def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
         lines = own[["keys", "memory", "seed"]].itertuples(index=False)
         own = own.loc[[(memory, seed) in chosen and runs[keys] >= set(chosen) for keys, memory, seed in lines]]
         own = own.assign(value=own.groupby(["keys", "seed"])["value"].transform("mean"))  # over the memory sizes
-        own = own.assign(mean=own.groupby("keys")["value"].transform(statistics.fmean))
+        own = own.assign(mean=own["keys"].map(own.drop_duplicates(["keys", "seed"]).groupby("keys")["value"].mean()))
         found[str(method)] = own.sort_values("mean", ascending=False, kind="stable"), len(runs) - counts[chosen]
     return found
 

@@ -98,7 +98,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         "device": device_name(learner.device),
         "processes": learner.processes.count,
         "threads": torch.get_num_threads() if learner.device.type == "cpu" else None,
-        "precision": learner.precision,
+        **learner.arithmetic(),
         "packages": [importlib.metadata.version(name) for name in packages],
         "code": CODE,
         "extensions": code_elsewhere([*configured_learner(config).__mro__, backbone, optimizer]),

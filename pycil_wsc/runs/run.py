@@ -63,10 +63,7 @@ class Run(Monitor):
         checkpoints: bool = True,
     ):
         if dataset.validation_share != config.validation_split:
-            raise ValueError(
-                "the data set must have the held-out part that the configuration specifies: "
-                "load it with pycil_wsc.launch.attempt.Datasets"
-            )
+            raise ValueError("dataset: lacks the configured held-out part; load it with launch.attempt.Datasets")
         self.config = config
         self.dataset = dataset
         self.start = start
@@ -85,6 +82,7 @@ class Run(Monitor):
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
         self.remarks = remarks(config, largest)  # to be said once
+        self.first_task = ""  # the name of its file, as the first task began: it is of this device and code
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
         self.saved_at, self.pause = time.perf_counter(), config.checkpoint_seconds
 
@@ -158,7 +156,9 @@ class Run(Monitor):
 
     def _learn_shared(self, task, resume):
         """Learn the first task, or load it if another run has trained it and this run has not started it."""
-        with first_task.shared(self.first_task_file(), self.processes, self.journal.bar.say) as path:
+        file = self.first_task_file()
+        same, self.first_task = resume is None or self.first_task == file.name, file.name
+        with first_task.shared(file, self.processes, self.journal.bar.say) as path:
             self.journal.tick()
             usable = not resume and not self.records.watch_epochs
             trained = self.processes.broadcast(first_task.load(path) if path and usable else None)
@@ -169,7 +169,9 @@ class Run(Monitor):
             self.journal.tick()
             self.journal.note_memory(self.device)
             learned = self.learner.trained_state()  # all processes call this together
-            if path and not self.learner.measures_quotas:  # whose choice of exemplars has moved batch norm's statistics
+            if (
+                path and same and not self.learner.measures_quotas
+            ):  # whose choice of exemplars has moved batch norm's statistics
                 first_task.save(path, {**self.journal.state_dict(), "learner": learned})
 
     def first_task_file(self) -> Path:
@@ -235,7 +237,8 @@ class Run(Monitor):
             "position": position,
             "learner": self.learner.state_dict(),
             "optimizer": optimizer,
-            "precision": self.learner.precision,
+            **self.learner.arithmetic(),
+            "first_task": self.first_task,
             "records": self.records.state_dict(),
             "confusion": self.evaluator.confusion,
             "identity": self.config.identity(),
@@ -256,8 +259,9 @@ class Run(Monitor):
             return 0, None
         if self.start and losses(state["history"])[: len(self.start["history"])] != losses(self.start["history"]):
             raise UnusableRun(f"{path}: was made from another learner; delete it to start this task again")
-        if found and "precision" in found:  # missing in checkpoints of earlier versions
-            self.learner.keep_precision(found["precision"])
+        if found:
+            self.learner.keep_arithmetic(found)
+            self.first_task = found.get("first_task", "")  # missing in checkpoints of earlier versions
             self.journal.log.info("resumes in %s, as it began", self.learner.precision)
         # copies: what training changes must not change ``start``
         self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
