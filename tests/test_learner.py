@@ -174,6 +174,14 @@ def test_files_in_the_place_of_a_finished_task_are_refused_before_it_is_learned(
     assert not seen
 
 
+@pytest.mark.parametrize("name", ["task1", ".task1"])
+def test_a_file_in_the_place_of_a_task_is_one_line(name, months, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / name).touch()
+    with pytest.raises(UserError, match=f"{name}: is a file; move or remove it, or choose another out"):
+        learned(months[0], out=tmp_path / "work")
+
+
 def test_a_copy_made_while_it_learns_can_learn(months):
     copies = []
     learner = learned(months[0])
