@@ -47,6 +47,9 @@ CHECKPOINTS = "checkpoints"  # the Trainer's folder
 class Consolidation(WSCOptions):
     """Weight Space Consolidation on a language model, in optimiser steps. Defaults are the paper's for TRACE."""
 
+    warmup: float = again(
+        WSCOptions, "warmup", doc="fraction of the covered steps (`wsc.covers`) before the reset; below 1"
+    )
     average_every: int | float = again(
         WSCOptions,
         "average_every",
