@@ -303,7 +303,7 @@ def test_the_state_of_another_model_is_refused():
         ("avg_online", {"decay": 1.0}, "decay=1.0"),
         ("slerp", {"weight": 1.5, "space": "weights"}, "weight=1.5"),
         ("slerp", {"weight": 0.5, "space": "logits"}, "space='logits'"),
-        ("ties", {"scale": 1.0, "keep": 0}, "keep=0: the share"),
+        ("ties", {"scale": 1.0, "keep": 0}, "keep=0: the fraction"),
     ],
 )
 def test_options_out_of_range_are_refused(name, options, says):

@@ -58,7 +58,8 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
         if learner.uses_memory and config.memory_size and quotas is None:
             which = f"the {task.num_old} classes before task {task.index + 1}"
             check_divided_memory(config, task.num_old, which, "give a larger number, or 0 to keep none")
-        if quotas is not None and config.memory_size and task.num_old and not len(memory):
+        divided = config.memory_size and not config.fixed_memory
+        if quotas is not None and divided and task.num_old and not len(memory):
             raise UserError(
                 f"memory_size: fewer than one exemplar of each of the {task.num_old} classes before task "
                 f"{task.index + 1}; give a larger number, or 0 to keep none"

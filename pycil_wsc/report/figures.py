@@ -76,7 +76,7 @@ def draw_curve(series: Series, spec: Spec) -> Iterator[Plot]:
         return
     points = rows.explode("points")
     points["x"] = [x for x, _ in points["points"]]
-    points["at"] = points.groupby(["name", "memory", "seed"]).cumcount() if spec.in_order else points["x"]
+    points["at"] = points.groupby(["name", "memory", "seed"])["x"].rank() if spec.in_order else points["x"]
     points["y"] = [y for _, y in points["points"]]
     # a mean is over the same seeds everywhere: those of a budget in seconds have different numbers of epochs
     seeds = points.groupby(["name", "memory"])["seed"].transform("nunique")

@@ -168,7 +168,8 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
     by_method: dict[str, Counter[Schedule]] = defaultdict(Counter)
     for record, epochs in own.items():
         by_method[record.method][epochs] += 1
-    anchor = max(sorted(by_method), key=lambda method: (len(by_method[method]), by_method[method].total()))
+    methods = sorted(by_method, key=lambda method: (method != "replay", method))  # of equals, the first one counts
+    anchor = max(methods, key=lambda method: (len(by_method[method]), by_method[method].total()))
     known = sorted(by_method[anchor], reverse=True)
     if len(known) == 1:
         return dict.fromkeys(records, known[0])
