@@ -58,7 +58,9 @@ from pycil_wsc.learners.consolidating import configured_learner
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # per task
 SIDES = {"cifar": 32, "small": 16}
-METHODS = sorted({*registry.learners} - {"fetril", "gdumb", "il2a", "pass"})  # whose batches are more than images
+OTHERS = {"fetril", "gdumb", "il2a", "pass", "ssre", "tagfex"}  # whose batches are more than images
+OTHERS |= {"gem", "redo", "sam", "si"}  # whose steps are more than a loss and its gradient
+METHODS = sorted({*registry.learners} - OTHERS)
 BACKBONES = {"cifar": "resnet32", "small": "resnet8", "imagenet": "resnet18"}
 COMPILE = {"false": False, "true": True, "reduce-overhead": "reduce-overhead"}
 
@@ -70,6 +72,8 @@ def main():
     parser.add_argument("--side-by-side", type=int, metavar="N", help="also measure N processes training at once")
     add_options(parser)
     args = parser.parse_args()
+    if args.tasks < 2 and "wsc" in args.methods:
+        parser.error("--methods wsc: WSC begins with the second task; give --tasks 2")
     device = resolved_device(args.device)
     with tempfile.TemporaryDirectory() as folder:
         dataset = random_dataset(args, Path(folder))

@@ -303,10 +303,13 @@ def test_a_first_task_that_was_stopped_and_resumed_is_shared_too(settings):
 
 
 def test_a_first_task_that_was_stopped_and_resumed_with_another_package_is_not_shared(settings, monkeypatch):
-    """Neither of the two has trained it."""
-    with killed_at(2):
+    """Neither of the two has trained it, however often it is stopped."""
+    settings |= {"init_epoch": 3}
+    with killed_at(1):
         run(settings, model_name="replay", max_tasks=1).execute()
     monkeypatch.setattr("pycil_wsc.runs.first_task.importlib.metadata.version", lambda *_: "another")
+    with killed_at(1):
+        run(settings, model_name="replay", max_tasks=1).execute()
     run(settings, model_name="replay", max_tasks=1).execute()
     assert not entries(settings)
 

@@ -266,10 +266,16 @@ def correlations(table: pd.DataFrame) -> list[list[str]]:
     return [taus, chances, seeds]
 
 
+def seconds_of(record: Record) -> float:
+    """What the run took, without the training of a first task that it took from another one."""
+    run = record.data
+    return run["total_seconds"] - run["train_seconds"] + run.get("train_seconds_spent", run["train_seconds"])
+
+
 def hours(found: Sequence[Record]) -> str:
     """What the runs of ``all.json`` took, and what they were estimated to take."""
     found = [record for record in found if not record.config.get("operations_like")]
-    spent = sum(record.data["total_seconds"] for record in found) / 3600 / 2
+    spent = sum(map(seconds_of, found)) / 3600 / 2
     text = f"{len(found):,} runs are recorded, each on one core; together they took {spent:.1f} hours of two cores,"
     text += " where at most ten were aimed at. That is by the clock: the times at which a run had to wait for other"
     text += " work on its machine are included."

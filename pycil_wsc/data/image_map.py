@@ -27,7 +27,7 @@ from pycil_wsc.data.image_files import common_folder, decode, image_status, midd
 from pycil_wsc.data.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import Unwritable, UserError
-from pycil_wsc.files import locked, write_atomically
+from pycil_wsc.files import locked_if_writable, write_atomically
 
 
 class Index(NamedTuple):
@@ -80,7 +80,7 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
     keys, listed = _keys(paths, side, interpolation), hashlib.sha256(os.fsencode("\n".join(paths)))
     name = f"decoded-{listed.hexdigest()[:8]}"
     path, index = folder / f"{name}.uint8", folder / f"{name}.npz"
-    with locked(folder):
+    with locked_if_writable(folder, ".lock"):  # a whole file is read without
         known = _read(index)
         if known is None or not np.array_equal(known.keys, keys):
             if folders := [file for file in (path, index) if file.is_dir()]:

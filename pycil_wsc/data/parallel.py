@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -32,7 +33,13 @@ def process_pool(workers: int, items: int) -> contextlib.AbstractContextManager[
     """A pool of ``workers`` processes; None without workers, and for few ``items``."""
     if not workers or items <= CHUNK:
         return contextlib.nullcontext()
-    return ProcessPoolExecutor(at_most_one_per_core(workers), get_context(START_METHOD))
+    return ProcessPoolExecutor(at_most_one_per_core(workers), get_context(START_METHOD), _can_be_ended)
+
+
+def _can_be_ended() -> None:
+    """Take SIGTERM, which a worker of a sweep has blocked: with it the pool ends the others if one has died."""
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def map_parts(

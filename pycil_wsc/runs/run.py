@@ -157,7 +157,8 @@ class Run(Monitor):
     def _learn_shared(self, task, resume):
         """Learn the first task, or load it if another run has trained it and this run has not started it."""
         file = self.first_task_file()
-        same, self.first_task = resume is None or self.first_task == file.name, file.name
+        if resume is None:
+            self.first_task = file.name
         with first_task.shared(file, self.processes, self.journal.bar.say) as path:
             self.journal.tick()
             usable = not resume and not self.records.watch_epochs
@@ -169,9 +170,8 @@ class Run(Monitor):
             self.journal.tick()
             self.journal.note_memory(self.device)
             learned = self.learner.trained_state()  # all processes call this together
-            if (
-                path and same and not self.learner.measures_quotas
-            ):  # whose choice of exemplars has moved batch norm's statistics
+            shares = not self.learner.measures_quotas  # whose choice of exemplars moves batch norm's statistics
+            if path and shares and self.first_task == file.name:
                 first_task.save(path, {**self.journal.state_dict(), "learner": learned})
 
     def first_task_file(self) -> Path:
