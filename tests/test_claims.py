@@ -19,7 +19,7 @@ from scipy.stats import kendalltau, ttest_1samp
 from test_docs import shown_in
 from test_records import rows_after
 
-from pycil_wsc.config.loading import load
+from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.results import Record
 from pycil_wsc.results.packed import lines, pack
 
@@ -370,9 +370,14 @@ def test_the_table_of_imagenet100_has_cells_of_all_seeds(tmp_path, monkeypatch):
     assert all(cell == "not run yet" for name, *cells in rows if name != "Replay" for cell in cells) and len(rows) == 8
 
 
-def test_the_page_says_how_many_of_its_runs_there_are():
-    done, planned = len(list(lines(imagenet100.RUNS))), len(load(imagenet100.CONFIG))
-    assert f"{done} of its {planned} runs have been done so far" in PAPER_PAGE.read_text(encoding="utf-8")
+def test_all_runs_of_the_file_are_recorded_and_the_page_says_how_long_they_took():
+    records = [Record.of(run.result) for run in lines(imagenet100.RUNS)]
+    recorded_runs = [resolve(record.config).identity() for record in records]
+    planned = [run.identity() for run in load(imagenet100.CONFIG)]
+    assert len(planned) == 96 and all(run in planned for run in recorded_runs)
+    assert len({json.dumps(run, sort_keys=True) for run in recorded_runs}) == 96
+    hours = sum(map(spent, records)) / 2 / 3600
+    assert f"Its 96 runs took {hours:.1f} hours of two cores." in PAPER_PAGE.read_text(encoding="utf-8")
 
 
 def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
