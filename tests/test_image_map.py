@@ -413,6 +413,19 @@ def test_a_script_with_a_guard_has_its_worker_processes(tmp_path):
     assert output_of(tmp_path, guarded) == f"{[parallel.CHUNK, 1]}\n"
 
 
+def test_a_whole_file_is_used_where_nothing_can_be_written(dataset, tmp_path, monkeypatch):
+    """As on a disk that is mounted read-only."""
+    before = decoded(dataset, tmp_path, 0, False)
+
+    def unwritable(folder, *_):
+        raise Unwritable(f"{folder}: cannot be written")
+
+    monkeypatch.setattr("pycil_wsc.files.locked", unwritable)
+    after = decoded(dataset, tmp_path, 0, False)
+    assert after.train.decoded.path == before.train.decoded.path
+    assert np.array_equal(after.train.decoded.image(3), before.train.decoded.image(3))
+
+
 def test_an_image_that_vanished_is_named(dataset, tmp_path):
     os.unlink(dataset.train.images[3])
     with pytest.raises(UserError, match="3.png: No such file or directory; replace the image, or remove it"):

@@ -113,18 +113,14 @@ def _refuse_files_of_others(folder: Path) -> None:
         CARD: "library_name: pycil_wsc",
         MLMODEL: "loader_module: pycil_wsc.classifier.bundle",
     }
-    others = [name for name, sign in signs.items() if (folder / name).is_file() and sign not in _text(folder / name)]
+    remedy = "move it, or choose another folder"
+    for name, sign in signs.items():
+        path = folder / name
+        with refusing(path, "text", remedy):
+            if path.is_file() and sign not in path.read_text(encoding="utf-8", errors="replace"):
+                raise UserError(f"{path}: was not written by an export; {remedy}")
     if (folder / WEIGHTS).is_file() and not (folder / CONFIG).is_file():
-        others += [WEIGHTS]
-    if others:
-        raise UserError(f"{folder / others[0]}: was not written by an export; move it, or choose another folder")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); move it, or choose another folder") from None
+        raise UserError(f"{folder / WEIGHTS}: was not written by an export; {remedy}")
 
 
 def tensors_of(model: Model) -> tuple[dict[str, Tensor], State]:
