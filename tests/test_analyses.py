@@ -13,6 +13,7 @@ from small_runs import killed_at, results, small_data, without_measurements, wri
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import pycil_wsc
 from main import main
 from pycil_wsc import registry, report
 from pycil_wsc.config.loading import resolve
@@ -161,6 +162,25 @@ def test_parts_that_each_task_makes_anew_do_not_drift(name, settings):
     common = {name: tuple(map(min, first[name].shape, second[name].shape)) for name in first.keys() & second.keys()}
     parts = {name: tuple(map(slice, shape)) for name, shape in common.items()}
     assert max((first[name][part] - second[name][part]).norm() for name, part in parts.items()) > 0.01, "some are new"
+
+
+@pytest.mark.parametrize("name", ["replay", "wsc"])
+def test_the_training_accuracy_is_that_of_the_trained_weights_on_the_plain_images(name, settings):
+    config = resolve(
+        settings
+        | {"model_name": name, "analyse": ["training_accuracy"], "save_weights": "every", "memory_per_class": 12}
+    )
+    run = Run(config, load_dataset(config.dataset, "."))
+    result = run.execute()
+    train = run.dataset.train
+    lines = [line["training_accuracy"] for line in recorded(run)]
+    for task, line in enumerate(lines):
+        right = pycil_wsc.load(run.folder, task=task).predict(train.images) == train.targets
+        new = np.isin(train.targets, result["class_order"][2 * task : 2 * task + 2])
+        assert line["new"] == pytest.approx(100 * right[new].mean())
+        seen = np.isin(train.targets, result["class_order"][: 2 * task + 2])  # all of their images are exemplars
+        assert line["all"] == pytest.approx(100 * right[seen].mean())
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("name", ["wsc", "joint"])

@@ -811,10 +811,12 @@ def test_the_task_incremental_accuracy_is_that_of_the_tasks_own_logits(settings)
     result = run.execute()
     logits = pycil_wsc.load(run.folder).logits(run.dataset.test.images).numpy()  # columns by label
     position = {label: place for place, label in enumerate(result["class_order"])}
-    right = 0
+    right = newest = 0
     for row, label in zip(logits, run.dataset.test.targets):
         task = position[label] // 2
         own = result["class_order"][2 * task : 2 * task + 2]
         right += own[int(np.argmax(row[own]))] == label
+        newest += task == 2 and own[int(np.argmax(row[own]))] == label
     assert result["task_known_curve"][-1] == pytest.approx(100 * right / len(logits))
+    assert result["new_known_curve"][-1] == pytest.approx(100 * newest / (len(logits) / 3))
     assert result["task_known_curve"][0] == result["curve"][0] and result["task_known_curve"][-1] > result["curve"][-1]

@@ -100,7 +100,9 @@ class RunOptions:
         only="experiments",
     )
     analyse: tuple[str, ...] = key(
-        (), "analyses to record for the report: `gradients`, `drift`, `flatness`, `dormant`", decides="files"
+        (),
+        "analyses to record for the report: `gradients`, `drift`, `flatness`, `dormant`, `training_accuracy`",
+        decides="files",
     )
 
 

@@ -49,6 +49,7 @@ class Evaluator:
         self.check(found.finite, "the test logits")
         line = metrics.scores("cnn", found.cnn, targets, tasks)
         line["cnn_known"] = metrics.accuracy(found.known, targets)
+        line["cnn_known_tasks"] = metrics.task_accuracies(found.known, targets, tasks)
         if found.nme is not None:
             line |= metrics.scores("nme", found.nme, targets, tasks)
         for name, network in self.learner.also_tested().items():

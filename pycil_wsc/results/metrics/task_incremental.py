@@ -12,3 +12,15 @@ History = Sequence[dict[str, Json]]
 def task_known_curve(history: History) -> list[float] | None:
     """The accuracy on the test images of all tasks so far, after each task; None if earlier versions tested some."""
     return [line["cnn_known"] for line in history] if all("cnn_known" in line for line in history) else None
+
+
+@register_metric("new_known_curve")
+def new_known_curve(history: History) -> list[float] | None:
+    """The accuracy on each task's test images right after learning it, among the classes of this task alone.
+
+    Plasticity without recency bias: a network that prefers its newest classes gains nothing here. None if earlier
+    versions tested some tasks.
+    """
+    if not all("cnn_known_tasks" in line for line in history):
+        return None
+    return [line["cnn_known_tasks"][-1] for line in history]
