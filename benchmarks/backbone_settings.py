@@ -21,7 +21,7 @@ from record import origin, spread, write
 from scaling import prepared, seconds
 
 from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.learners import backward
+from pycil_wsc.training.step import backward
 
 SETTINGS = {
     "default": {},

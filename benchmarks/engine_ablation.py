@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from pycil_wsc import registry
 from pycil_wsc.devices import resolved_device
-from pycil_wsc.learners import backward
+from pycil_wsc.training.step import backward
 
 
 def main():

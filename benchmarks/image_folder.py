@@ -128,7 +128,7 @@ def first_step(config, out):
     """Run the command line until its first training step; writes what that took to ``out``."""
     import torch
 
-    import pycil_wsc.data.datasets
+    import pycil_wsc.data.images.datasets
     import pycil_wsc.runs.class_incremental
     import pycil_wsc.runs.run
     from pycil_wsc.devices import peak_memory
@@ -159,8 +159,8 @@ def first_step(config, out):
         patch.object(run, "reset_peak_memory", reset_peak),
         patch.object(run.Run, "phase_started", epoch_begins),
         patch.object(run.Run, "step", step_ended),
-        timed(spent, "listing", pycil_wsc.data.datasets, "read_folder"),
-        timed(spent, "fingerprint", pycil_wsc.data.datasets, "fingerprint"),
+        timed(spent, "listing", pycil_wsc.data.images.datasets, "read_folder"),
+        timed(spent, "fingerprint", pycil_wsc.data.images.datasets, "fingerprint"),
         timed(spent, "cache", pycil_wsc.runs.class_incremental, "for_training"),
     ):
         return command(["--config", config])

@@ -27,12 +27,12 @@ from transformers import TrainerCallback
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.devices import peak_memory, release_memory, reset_peak_memory, resolved_device
-from pycil_wsc.engine.precision import resolved_precision
-from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.corpus import Epoch, Step
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.tokens import Example, Tokenizer
 from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
+from pycil_wsc.training.precision import resolved_precision
+from pycil_wsc.training.processes import Processes
 
 SIZES = {"hidden_size": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "mlp_size": 8192}
 

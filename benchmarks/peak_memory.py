@@ -21,12 +21,12 @@ from throughput import CLASSES, Bare, random_images
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.data.batches.loader import open_source
+from pycil_wsc.data.tasks.tasks import DataManager
 from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.engine.phase import Monitor
-from pycil_wsc.engine.precision import resolved_precision
-from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.training.phase import Monitor
+from pycil_wsc.training.precision import resolved_precision
 
 STEPS = 4
 METHODS = ["finetune", "replay", "icarl", "bic", "wa", "der", "foster", "memo", "wsc"]

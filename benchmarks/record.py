@@ -6,7 +6,7 @@ import statistics
 import torch
 
 from pycil_wsc.devices import device_name
-from pycil_wsc.engine.environment import commit
+from pycil_wsc.reproducibility import commit
 
 
 def spread(values) -> dict:

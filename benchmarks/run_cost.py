@@ -23,9 +23,9 @@ from throughput import BACKBONES, CLASSES, SIDES, random_images
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.engine.environment import commit
-from pycil_wsc.learners import loop
+from pycil_wsc.reproducibility import commit
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training import loop
 
 TEST = 100  # test images per class
 

@@ -29,12 +29,12 @@ from roofline import now
 from torch import distributed, multiprocessing
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
-from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.tasks import DataManager
-from pycil_wsc.engine.processes import SINGLE_PROCESS, Processes
-from pycil_wsc.learners import backward
-from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.data.batches.loader import open_source
+from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split
+from pycil_wsc.data.tasks.tasks import DataManager
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
+from pycil_wsc.training.step import backward
 
 SHAPES = {"cifar": ("resnet32", 32), "imagenet": ("resnet18", 224)}
 SIZES = {"cifar": {"batch_size": 128, "steps": 12}, "imagenet": {"batch_size": 32, "steps": 3}}

@@ -45,15 +45,15 @@ from torchvision import transforms
 from pycil_wsc import registry
 from pycil_wsc.allocator import keep_freed_memory, return_freed_memory
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
-from pycil_wsc.data.image_map import decoded
-from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.data.batches.loader import open_source
+from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split, load_dataset
+from pycil_wsc.data.images.map import decoded
+from pycil_wsc.data.tasks.tasks import DataManager
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.engine.batch import Batch
-from pycil_wsc.engine.phase import Monitor
-from pycil_wsc.learners import loop
-from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.training import loop
+from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.phase import Monitor
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # per task

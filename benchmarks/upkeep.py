@@ -29,7 +29,7 @@ from pycil_wsc import Accept, Learner
 from pycil_wsc.classifier.calibration import calibration_error, fitted_temperature
 from pycil_wsc.classifier.drift import compared
 from pycil_wsc.classifier.gate import decided
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 
 KEYS = {"memory_per_class": 100, "batch_size": 32, "lrate": 0.05, "scheduler": "cosine", "threads": 1}
 KEYS |= {"device": "cpu", "precision": "fp32", "quiet": True, "num_workers": 0}

@@ -129,23 +129,24 @@ def _reason(error):
 
 
 def _modules_in(subpackage: str) -> list[str]:
-    """All modules of a subpackage."""
+    """All modules of a subpackage and of the folders in it."""
     here = Path(__file__).parent
-    names = sorted(path.stem for path in (here / subpackage).glob("*.py"))
-    return [f"{here.name}.{subpackage}.{name}" for name in names if name != "__init__"]
+    paths = sorted((here / subpackage).rglob("*.py"))
+    names = [".".join(path.relative_to(here).with_suffix("").parts) for path in paths if path.name != "__init__.py"]
+    return [f"{here.name}.{name}" for name in names]
 
 
 def own_modules() -> list[str]:
     """The package's modules that register something."""
-    several = [name for subpackage in ("learners", "data", "studies") for name in _modules_in(subpackage)]
-    return [*several, "pycil_wsc.networks.backbones", "pycil_wsc.engine.optimizers", "pycil_wsc.results.metrics"]
+    several = [name for subpackage in ("methods", "data", "studies") for name in _modules_in(subpackage)]
+    return [*several, "pycil_wsc.networks.backbones", "pycil_wsc.training.optimizers", "pycil_wsc.results.metrics"]
 
 
-learners = Registry("model_name", _modules_in("learners"))
-learner_defaults = Registry("model_name", _modules_in("learners"))
+learners = Registry("model_name", _modules_in("methods"))
+learner_defaults = Registry("model_name", _modules_in("methods"))
 backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
-optimizers = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
-optimizer_defaults = Registry("optimizer", ["pycil_wsc.engine.optimizers"])
+optimizers = Registry("optimizer", ["pycil_wsc.training.optimizers"])
+optimizer_defaults = Registry("optimizer", ["pycil_wsc.training.optimizers"])
 datasets = Registry("dataset", _modules_in("data"))
 exemplars = Registry("exemplars", _modules_in("data"))
 importances = Registry("wsc.importance", _modules_in("studies"))
@@ -187,7 +188,7 @@ def register_learner(name: str, **defaults: object) -> Callable[[type[T]], type[
 def _check_learner(cls):
     options = getattr(cls, "Options", None)
     if options is None:
-        raise UserError(f"{_origin(cls)}: a learner is derived from pycil_wsc.learners.base.BaseLearner")
+        raise UserError(f"{_origin(cls)}: a learner is derived from pycil_wsc.training.learner.BaseLearner")
     if not is_dataclass(options):
         raise UserError(f"{_origin(options)}: is not a dataclass; put @dataclass(frozen=True) before it")
     if plain := [each.name for each in fields(options) if not each.metadata]:
@@ -284,10 +285,10 @@ class Choice(NamedTuple):
 def register_exemplars(name: str, by_class: bool = True) -> Callable[[T], T]:
     """Register ``choose(pool) -> {class: indices}`` for the key ``exemplars``.
 
-    ``pool`` is a :class:`pycil_wsc.data.memory.Pool`: the candidates, the quota of each class, features and random
-    numbers. ``choose`` returns the exemplars of the candidates' classes, most important first: as many as the quota
-    says, or all of a smaller class. With ``by_class=False`` it chooses from the whole stream, and returns the exemplars
-    of all classes seen.
+    ``pool`` is a :class:`~pycil_wsc.data.memory.memory.Pool`: the candidates, the quota of each class, features and
+    random numbers. ``choose`` returns the exemplars of the candidates' classes, most important first: as many as the
+    quota says, or all of a smaller class. With ``by_class=False`` it chooses from the whole stream, and returns the
+    exemplars of all classes seen.
     """
 
     def decorate(choose: T) -> T:

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.classifier.settings import folder_of, from_python, refusing
-from pycil_wsc.data.npz import three_channels
+from pycil_wsc.data.images.npz import three_channels
 from pycil_wsc.data.types import normal
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, write_json

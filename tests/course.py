@@ -11,14 +11,14 @@ from small_runs import SETTINGS, uncounted
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS
+from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.data.configured import for_training
-from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.tasks import tasks_of
+from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.devices import resolved_device
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.learners import loop
-from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.learners.predicting import predictions, predictions_of
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.runs.predictions import predictions, predictions_of
+from pycil_wsc.training import loop
 
 SCHEDULES = [  # by epoch and by iteration; each epoch has several steps
     *({"scheduler": name, "schedule_unit": "epoch", "epochs": 2} for name in KEYS["scheduler"].choices),

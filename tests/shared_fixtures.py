@@ -128,7 +128,7 @@ def forked(monkeypatch):
     OpenMP do not survive a fork.
     """
     monkeypatch.setattr("pycil_wsc.launch.workers.cores", lambda: 1)
-    for module in ("pycil_wsc.launch.workers", "pycil_wsc.data.parallel"):
+    for module in ("pycil_wsc.launch.workers", "pycil_wsc.data.images.parallel"):
         monkeypatch.setattr(f"{module}.START_METHOD", "fork")
 
 

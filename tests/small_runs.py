@@ -26,13 +26,13 @@ from torch.nn.functional import avg_pool2d
 from main import main
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.engine.batch import Batch
-from pycil_wsc.engine.step_cost import StepCost
 from pycil_wsc.launch.attempt import Datasets, execute
 from pycil_wsc.networks.backbones.cifar_resnet import stage
 from pycil_wsc.networks.backbones.staged import StagedBackbone
 from pycil_wsc.registry import register_backbone
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.step.cost import StepCost
 
 ROOT = Path(__file__).parent.parent
 MEASURED = {"train_seconds", "train_seconds_spent", "total_seconds", "importance_seconds", "peak_memory_bytes"}

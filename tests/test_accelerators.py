@@ -29,15 +29,15 @@ from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation
+from pycil_wsc.data.batches.loader import ArraySource, DeviceSource, FolderSource
 from pycil_wsc.data.configured import for_training
-from pycil_wsc.data.loader import ArraySource, DeviceSource, FolderSource
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.launch.kinds import KINDS
-from pycil_wsc.learners.rehearsal import rehearse
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.plugins.pycil import Settings, consolidated
+from pycil_wsc.runs.device_check import rehearse
 from pycil_wsc.runs.run import Run
 from pycil_wsc.seeding import seeded
 from pycil_wsc.studies.flatness import Flatness

@@ -17,14 +17,14 @@ import pycil_wsc
 from main import main
 from pycil_wsc import registry, report
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.engine.processes import SINGLE_PROCESS
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import load_state
 from pycil_wsc.studies.dormant import Dormant, mean_activations
 from pycil_wsc.studies.flatness import Flatness, filter_normalised
 from pycil_wsc.studies.observer import Observer
 from pycil_wsc.studies.records import unrecorded
+from pycil_wsc.training.processes import SINGLE_PROCESS
 
 ALL = ["gradients", "drift", "flatness", "dormant"]
 

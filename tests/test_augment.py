@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import functional as F
 
-from pycil_wsc.data import augment
-from pycil_wsc.data.augment import Normalise
+from pycil_wsc.data.batches.augmentation import augment
+from pycil_wsc.data.batches.augmentation.augment import Normalise
 
 
 def images(count=64, side=32):

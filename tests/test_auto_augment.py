@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from pycil_wsc.data import auto_augment
-from pycil_wsc.data.auto_augment import OPERATIONS, POLICIES, AutoAugment, cutout, drawn, value_of
+from pycil_wsc.data.batches.augmentation import auto_augment
+from pycil_wsc.data.batches.augmentation.auto_augment import OPERATIONS, POLICIES, AutoAugment, cutout, drawn, value_of
 
 SIDE = 24
 ENHANCED = {name: getattr(ImageEnhance, name) for name in ("Brightness", "Color", "Contrast", "Sharpness")}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pycil_wsc.data.crops import Crops, random_boxes
-from pycil_wsc.data.rand_augment import RandAugment
+from pycil_wsc.data.batches.augmentation.crops import Crops, random_boxes
+from pycil_wsc.data.batches.augmentation.rand_augment import RandAugment
 
 CPU = torch.device("cpu")
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), np.uint8))

@@ -15,13 +15,13 @@ from torch import nn
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.consolidating import consolidated
-from pycil_wsc.learners.planning import check_backbone
+from pycil_wsc.methods.consolidation.consolidated import consolidated
 from pycil_wsc.networks.timm_models import _collect_once
+from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.learner import BaseLearner
 
 
 class Pixels(nn.Module):

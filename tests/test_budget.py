@@ -10,13 +10,15 @@ from small_runs import killed_at, without_measurements, write
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners import loop, pace, rehearsal
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.budget import fit as fit_to_budget
-from pycil_wsc.learners.redo import ReDo
+from pycil_wsc.methods.replay.redo import ReDo
+from pycil_wsc.runs import device_check as rehearsal
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training import loop
+from pycil_wsc.training.budget import fit as fit_to_budget
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.step import pace
 
 OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 15}
 

@@ -12,9 +12,9 @@ from test_methods import SILENT, SMALL
 
 from pycil_wsc import Learner, registry
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.ranpac import RIDGES, RandomProjection
+from pycil_wsc.methods.closed_form.ranpac import RIDGES, RandomProjection
 from pycil_wsc.runs.run import Run
 
 KEYS = {"buffer_size": 96, "IL_batch_size": 100, "projection": 96, "gamma": 0.1, "gamma_comp": 0.2}

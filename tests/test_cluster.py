@@ -23,7 +23,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.launch import ray_cluster
 from pycil_wsc.launch.attempt import Job
 from pycil_wsc.launch.workers import attempt_in_processes
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("unreported")
 SWEEP = {"model_name": ["replay", "wsc"], "memory_per_class": [2, 4], "seed": [1, 2], "threads": 1}

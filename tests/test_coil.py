@@ -11,7 +11,7 @@ from pycil_wsc import Learner, registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.learners.transport import transport
+from pycil_wsc.methods.distillation.coil import transport
 from pycil_wsc.runs.run import Run
 
 KEYS = {"convnet_options.width": 2, "init_milestones": [], "milestones": []}

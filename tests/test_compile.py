@@ -20,10 +20,10 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve, resolve_recorded
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.learners import loop
 from pycil_wsc.networks.backbones.staged import StagedBackbone
 from pycil_wsc.registry import register_backbone
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training import loop
 
 SHORT = {"init_epoch": 2, "epochs": 2, "batch_size": 6, "precision": "fp32", "wsc.warmup": 0.5, "max_tasks": 2}
 SHORT |= {"cache_first_task": False, "convnet_type": "smallest", "langevin_steps": 1, "checkpoint_seconds": 3600}

@@ -15,7 +15,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score, recompute_batch_norm
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.training.learner import BaseLearner
 
 PAGE = ROOT / "docs/methods.md"
 ALL_STEPS = {

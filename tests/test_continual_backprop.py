@@ -19,7 +19,7 @@ from torch.nn.functional import batch_norm, cross_entropy, relu
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.networks.backbones.cifar_resnet import CifarResNet
 from pycil_wsc.networks.backbones.resnet import ResNet18
 from pycil_wsc.networks.nets import ExpandingNet, IncrementalNet, inner_units, make_backbone

@@ -13,19 +13,19 @@ from torch.nn.functional import cross_entropy
 import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.batches.features import FeatureSource
 from pycil_wsc.data.configured import for_training
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.features import FeatureSource
-from pycil_wsc.data.stored import ExemplarValues
-from pycil_wsc.engine.batch import Batch, rotated
-from pycil_wsc.engine.phase import Phase
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.memory.values import ExemplarValues
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.networks.stages import with_stages
 from pycil_wsc.registry import register_learner
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.batch import Batch, rotated
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.phase import Phase
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def declared_as(fields):
 @pytest.mark.parametrize(
     "cls, says",
     [
-        (object, "a learner is derived from pycil_wsc.learners.base.BaseLearner"),
+        (object, "a learner is derived from pycil_wsc.training.learner.BaseLearner"),
         (lambda: declared_as(type("Options", (), {"alpha": 1.0})), "is not a dataclass"),
         (
             lambda: declared_as(make_dataclass("Options", [("alpha", float, 1.0)])),

@@ -11,12 +11,12 @@ from small_runs import once
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.tasks import tasks_of
-from pycil_wsc.engine.phase import Monitor
-from pycil_wsc.engine.step_cost import Operations, StepCost
-from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.data.batches.loader import open_source
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.tasks.tasks import tasks_of
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.training.phase import Monitor
+from pycil_wsc.training.step.cost import Operations, StepCost
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -88,7 +88,7 @@ def counted(method, folder):
     source = open_source(dataset.info, dataset.train, device, config.num_workers)
     learner = configured_learner(config)(config, manager, source, device)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pycil_wsc.learners.loop.StepCost", Counted)
+        patch.setattr("pycil_wsc.training.loop.StepCost", Counted)
         for task in manager.tasks:
             learner.learn(task, Monitored())
     return expanded(found) if growing else found[:1] + found[1:] * (TASKS - 1)

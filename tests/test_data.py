@@ -25,12 +25,12 @@ from torchvision.datasets import ImageFolder
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data import fingerprint as fingerprints
-from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset, sized
-from pycil_wsc.data.fingerprint import changed
-from pycil_wsc.data.image_files import decode
-from pycil_wsc.data.npz import mean_and_std
-from pycil_wsc.data.sources import read_source
+from pycil_wsc.data.images import fingerprint as fingerprints
+from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split, load_dataset, sized
+from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.fingerprint import changed
+from pycil_wsc.data.images.npz import mean_and_std
+from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import Unwritable, UserError
 from pycil_wsc.files import locked
 from pycil_wsc.launch.attempt import Datasets
@@ -111,7 +111,7 @@ def test_npz_takes_class_names_compression_and_any_integer_labels(tmp_path):
 
 OVERWRITTEN = """
 import sys
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 path = sys.argv[1]
 images = load_dataset(f"npz:{path}", ".").train.images
 before = images.sum()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split
-from pycil_wsc.data.tasks import DataManager
+from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split
+from pycil_wsc.data.tasks.tasks import DataManager
 from pycil_wsc.errors import UserError
 
 SEED_1993 = """

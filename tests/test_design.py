@@ -20,14 +20,15 @@ LEAVES = [
         "allocator",
         "devices",
         "output",
+        "reproducibility",
         "version",
     )
 ]
 ROOMS = [
     "data",
     "networks",
-    "engine",
-    "learners",
+    "training",
+    "methods",
     "config",
     "results",
     "runs",
@@ -47,14 +48,14 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     **{f"pycil_wsc.{room}": [*LEAVES, "pycil_wsc.consolidation", *rooms_up_to(room)] for room in ROOMS},
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
     "pycil_wsc.plugins": ["pycil_wsc.consolidation", "pycil_wsc.plugins"],
-    "pycil_wsc.studies": [*LEAVES, "pycil_wsc.consolidation", "pycil_wsc.studies", *rooms_up_to("engine")],
+    "pycil_wsc.studies": [*LEAVES, "pycil_wsc.consolidation", "pycil_wsc.studies", *rooms_up_to("training")],
     "pycil_wsc.config": [
         *LEAVES,
         "pycil_wsc.consolidation",
         "pycil_wsc.studies.options",
         *rooms_up_to("config"),
     ],
-    "pycil_wsc.learners": [*LEAVES, "pycil_wsc.consolidation", "pycil_wsc.studies", *rooms_up_to("learners")],
+    "pycil_wsc.methods": [*LEAVES, "pycil_wsc.consolidation", "pycil_wsc.studies", *rooms_up_to("methods")],
     "pycil_wsc.runs": [
         *LEAVES,
         "pycil_wsc.consolidation",

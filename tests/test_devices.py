@@ -12,11 +12,11 @@ from structure import ROOT
 from pycil_wsc import devices
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.devices import numbered, resolved_device
-from pycil_wsc.engine.processes import Processes, backends
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.processes import Processes, backends
 
 
 @pytest.fixture

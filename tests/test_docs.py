@@ -35,8 +35,8 @@ from torch.nn.functional import cross_entropy
 import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.config.forms import run_folder
-from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.state import load_state
 
 ROOT = Path(__file__).parent.parent
@@ -536,7 +536,7 @@ def extended(registries, tmp_path, monkeypatch):
 
     def trained(**settings):
         from pycil_wsc.config.loading import resolve
-        from pycil_wsc.data.datasets import load_dataset
+        from pycil_wsc.data.images.datasets import load_dataset
         from pycil_wsc.runs.run import Run
 
         small = {"dataset": "digits", "init_cls": 4, "increment": 3, "convnet_type": "tiny", "batch_size": 64}

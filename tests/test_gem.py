@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.learners.projection import projected
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.methods.replay.gem import projected
 from pycil_wsc.runs.run import Run
 
 

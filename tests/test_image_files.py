@@ -11,9 +11,9 @@ from PIL import EpsImagePlugin, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from pycil_wsc.classifier.model import opened
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.image_files import decode
-from pycil_wsc.data.sources import read_source
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import UserError
 
 NFC, NFD = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))

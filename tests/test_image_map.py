@@ -21,18 +21,21 @@ from torchvision.transforms.v2 import functional
 
 from main import main
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data import augment, crops, image_map, loader, parallel
+from pycil_wsc.data.batches import loader
+from pycil_wsc.data.batches.augmentation import augment, crops
+from pycil_wsc.data.batches.loader import DeviceSource, FolderSource, open_source
+from pycil_wsc.data.batches.order import Share
 from pycil_wsc.data.configured import for_training
-from pycil_wsc.data.datasets import load_dataset, sized
-from pycil_wsc.data.image_files import decode
-from pycil_wsc.data.image_map import decoded
-from pycil_wsc.data.loader import DeviceSource, FolderSource, open_source
-from pycil_wsc.data.order import Share
-from pycil_wsc.data.sources import read_source
+from pycil_wsc.data.images import map as image_map
+from pycil_wsc.data.images import parallel
+from pycil_wsc.data.images.datasets import load_dataset, sized
+from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.map import decoded
+from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UnusableRun, Unwritable, UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.learners import speed
+from pycil_wsc.runs import speed
 from pycil_wsc.runs.class_incremental import ClassIncremental
 from pycil_wsc.runs.run import Run
 
@@ -159,7 +162,7 @@ def test_a_device_holds_the_images_of_both_splits_once(dataset, tmp_path):
 
 
 def test_workers_decode_as_this_process_does_and_name_a_broken_file(dataset, folder, tmp_path, monkeypatch, forked):
-    monkeypatch.setattr("pycil_wsc.data.parallel.CHUNK", 3)
+    monkeypatch.setattr("pycil_wsc.data.images.parallel.CHUNK", 3)
     here, theirs = (decoded(dataset, tmp_path / str(workers), workers, False).train.decoded for workers in (0, 2))
     assert here.path != theirs.path and all(
         np.array_equal(*pair)
@@ -359,7 +362,7 @@ def test_arrays_in_memory_stay_as_they_are(tmp_path):
 
 
 UNGUARDED = """
-from pycil_wsc.data import parallel
+from pycil_wsc.data.images import parallel
 from pycil_wsc.errors import UserError
 
 with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
@@ -373,8 +376,8 @@ with parallel.process_pool(1, parallel.CHUNK + 1) as pool:
 READS_FILES = """
 import multiprocessing
 import torch
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.errors import UserError
 
 multiprocessing.set_start_method("spawn", force=True)

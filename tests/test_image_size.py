@@ -7,7 +7,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data import augment
+from pycil_wsc.data.batches.augmentation import augment
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run

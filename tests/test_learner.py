@@ -26,7 +26,7 @@ from pycil_wsc import registry
 from pycil_wsc.classifier import shelf as shelves
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.classifier.settings import FIXED
-from pycil_wsc.data.sources import read_source
+from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
 from pycil_wsc.runs.testing import Evaluator

@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from pycil_wsc.consolidation import Average, Blend, Revert
 from pycil_wsc.consolidation.merging import slerp
-from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.llm.corpus import Epoch, Step
 from pycil_wsc.llm.generation import answers, stops_alone
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.trainer import LanguageRun
 from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
+from pycil_wsc.training.processes import Processes
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,12 @@ from torchvision.transforms import v2
 
 from pycil_wsc import seeding
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data import augment
-from pycil_wsc.data.datasets import load_dataset, sized
-from pycil_wsc.data.loader import ArraySource, FolderSource, open_source
-from pycil_wsc.data.order import Share, batch_slices, mixed_order
+from pycil_wsc.data.batches.augmentation import augment
+from pycil_wsc.data.batches.loader import ArraySource, FolderSource, open_source
+from pycil_wsc.data.batches.order import Share, batch_slices, mixed_order
+from pycil_wsc.data.images.datasets import load_dataset, sized
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.planning import planned_images
+from pycil_wsc.runs.planning import planned_images
 from pycil_wsc.runs.run import Run
 
 CPU = torch.device("cpu")
@@ -137,7 +137,7 @@ def test_crops_of_files_follow_the_seed_whatever_the_workers(folder):
 
 def test_there_are_no_more_workers_than_cores(folder, monkeypatch, recwarn):
     """torch would warn of them."""
-    monkeypatch.setattr("pycil_wsc.data.parallel.cores", lambda: 2)
+    monkeypatch.setattr("pycil_wsc.data.images.parallel.cores", lambda: 2)
     source = open_source(folder.info, folder.train, torch.device("cpu"), 1024)
     assert source.loader.num_workers == 2
     assert not [each for each in recwarn if "worker" in str(each.message)]

@@ -10,7 +10,7 @@ import torch
 from small_processes import in_two_processes
 
 from pycil_wsc import devices
-from pycil_wsc.engine.processes import exchange, from_first, rank_and_count
+from pycil_wsc.training.processes import exchange, from_first, rank_and_count
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_A_PROCESS_OF_ITS_OWN = """

@@ -14,18 +14,19 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.configured import for_training
-from pycil_wsc.data.tasks import tasks_of
-from pycil_wsc.engine.step_cost import StepCost
+from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.launch.kinds import KINDS
-from pycil_wsc.learners import budget, speed
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.der import DER
-from pycil_wsc.learners.foster import FOSTER
-from pycil_wsc.learners.planning import plan_of
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.growing.der import DER
+from pycil_wsc.methods.growing.foster import FOSTER
+from pycil_wsc.methods.replay.replay import Replay
+from pycil_wsc.runs import speed
+from pycil_wsc.runs.planning import plan_of
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training import budget
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.step.cost import StepCost
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, s
 
 def test_a_run_that_will_fail_is_said_to_and_the_others_are_measured(settings, tmp_path, capsys):
     settings |= {"runs": [{"wsc.reset": "continual_backprop"}, {"seed": 2}]}
-    with patch("pycil_wsc.learners.consolidating.inner_units", lambda network: []):
+    with patch("pycil_wsc.methods.consolidation.consolidated.inner_units", lambda network: []):
         assert main(["--config", write(tmp_path, settings), "--dry-run", "--measure"]) == 1
     first, second = (line for line in capsys.readouterr().out.splitlines() if "images" in line and "/seed" in line)
     assert "will fail: wsc.reset: 'continual_backprop' finds no units" in first and second.endswith(" of training")
@@ -170,7 +171,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, m
     def fail(*arguments):
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr("pycil_wsc.learners.speed.measure", fail)
+    monkeypatch.setattr("pycil_wsc.runs.speed.measure", fail)
     assert main(["--config", path, "--dry-run", "--measure"]) == 2
     assert capsys.readouterr().err == "error: --measure: wsc cannot be trained here (RuntimeError: out of memory)\n"
 

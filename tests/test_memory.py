@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycil_wsc.data.exemplars import herding, normalise, reservoir
-from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.memory.choices import herding, normalise, reservoir
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.tasks.tasks import Task
 
 
 def herding_by_the_book(features, quota):

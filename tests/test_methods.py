@@ -11,12 +11,12 @@ from small_runs import batch_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
-from pycil_wsc.learners import loop
-from pycil_wsc.learners.losses import balanced_weights
+from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split, load_dataset
+from pycil_wsc.methods.losses import balanced_weights
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training import loop
 
 SILENT = SimpleNamespace(
     **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pycil_wsc.data.tasks import Task
-from pycil_wsc.engine.processes import SINGLE_PROCESS
-from pycil_wsc.learners.predicting import _classes_of_other_tasks
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.results import metrics
+from pycil_wsc.runs.predictions import _classes_of_other_tasks
+from pycil_wsc.training.processes import SINGLE_PROCESS
 
 MATRIX = [[90.0], [60.0, 80.0], [70.0, 50.0, 85.0]]
 

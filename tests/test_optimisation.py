@@ -15,13 +15,13 @@ from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.consolidation.averaging import whole_part
 from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.consolidation.options import EpochOptions
-from pycil_wsc.engine.options import OptimizerOptions
-from pycil_wsc.engine.schedules import cosine_lr, held_lr, warmed_lr
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
-from pycil_wsc.learners.triggers import Plateau
+from pycil_wsc.methods.consolidation.triggers import Plateau
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.training.options import OptimizerOptions
+from pycil_wsc.training.schedules import cosine_lr, held_lr, warmed_lr
 
 
 def torch_schedule(optimizer, warmup, total, min_lr):

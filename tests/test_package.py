@@ -140,7 +140,7 @@ def learner_package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
     page, source, site = blocks("docs/extending.md"), folder / "source", folder / "site"
     (source / "my_learners").mkdir(parents=True)
-    (learner,) = (code for _, title, code in page if title == "pycil_wsc/learners/my_derpp.py")
+    (learner,) = (code for _, title, code in page if title == "pycil_wsc/methods/my_derpp.py")
     (project,) = (code for language, _, code in page if language == "toml")
     (source / "my_learners" / "my_derpp.py").write_text(learner)
     (source / "pyproject.toml").write_text(project)

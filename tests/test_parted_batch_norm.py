@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.engine.parted_batch_norm import PartedBatchNorm
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.batch_norm.parted import PartedBatchNorm
 
 
 def network(kernel):

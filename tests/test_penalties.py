@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.subset import at_most
+from pycil_wsc.data.tasks.subset import at_most
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.learners.ewc import EWC
+from pycil_wsc.methods.penalties.ewc import EWC
 from pycil_wsc.runs.run import Run
 
 NEW = torch.tensor([4, 6, 5, 4, 5, 6])  # of the second task

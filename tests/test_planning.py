@@ -10,8 +10,8 @@ from torch import nn
 from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.learners.planning import check_backbone
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.runs.planning import check_backbone
 
 pytestmark = pytest.mark.usefixtures("unreported")
 
@@ -66,7 +66,7 @@ def test_a_finished_run_is_skipped_even_where_its_backbone_can_no_longer_be_buil
         raise ValueError("no longer")
 
     monkeypatch.setitem(registry.backbones, "whole", broken)
-    monkeypatch.setattr("pycil_wsc.learners.planning._buildable", set())
+    monkeypatch.setattr("pycil_wsc.runs.planning._buildable", set())
     assert main(["--config", path]) == 0 and main(["--config", path, "--dry-run"]) == 0
 
 

@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.engine.optimization import task_schedule
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.optimization import task_schedule
 
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
 INDICES = torch.tensor([5, 60, 7, 30, 80, 12])

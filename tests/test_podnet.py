@@ -8,15 +8,15 @@ from small_runs import assert_slopes, batch_of, killed_at, without_measurements
 from test_methods import BATCH, SILENT, SMALL, TARGETS, digits, grown, moved, snapshot  # noqa: F401
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.exemplars import herding
-from pycil_wsc.engine.optimization import set_rate
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.memory.choices import herding
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.learners.pod_losses import nca
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.methods.distillation.podnet import nca
 from pycil_wsc.networks.heads import ProxyHead
 from pycil_wsc.networks.stages import with_stages
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.optimization import set_rate
 
 KEYS = {"convnet_type": "resnet8", "convnet_options.width": 2, "nb_proxy": 3, "milestones": []}
 KEYS |= {"init_milestones": []}

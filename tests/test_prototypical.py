@@ -11,12 +11,12 @@ from test_methods import SILENT, SMALL, digits, snapshot  # noqa: F401
 from torch import nn
 
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data.mixing import MixingSource
-from pycil_wsc.data.order import batch_slices
+from pycil_wsc.data.batches.order import batch_slices
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.predicting import predictions
-from pycil_wsc.networks.adapters import AdaptedConv2d, adapt, adapters_of
+from pycil_wsc.methods.prototypes.il2a import MixingSource
+from pycil_wsc.methods.prototypes.ssre import AdaptedConv2d, adapt, adapters_of
 from pycil_wsc.networks.nets import make_backbone
+from pycil_wsc.runs.predictions import predictions
 from pycil_wsc.runs.run import Run
 
 KEYS = {"init_cls": 4, "increment": 3, "batch_size": 32, "lrate": 1e-3, "init_lr": 1e-3}

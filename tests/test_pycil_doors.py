@@ -13,8 +13,8 @@ from convs.cifar_resnet import resnet32
 from convs.linears import SimpleLinear
 from convs.resnet import resnet18
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data import augment
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.batches.augmentation import augment
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks.nets import make_backbone

@@ -17,8 +17,8 @@ from torch import nn
 
 from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, recompute_batch_norm
-from pycil_wsc.engine.schedules import held_lr, step_lr
 from pycil_wsc.plugins import pycil
+from pycil_wsc.training.schedules import held_lr, step_lr
 
 ROOT = Path(__file__).parent.parent
 STANDIN = Path(__file__).parent / "pycil_standin"

@@ -6,7 +6,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.rand_augment import OPERATIONS, RandAugment
+from pycil_wsc.data.batches.augmentation.rand_augment import OPERATIONS, RandAugment
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run

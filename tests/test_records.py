@@ -16,7 +16,7 @@ from scipy import stats
 from test_docs import shown_in
 
 from pycil_wsc.config.loading import load
-from pycil_wsc.learners.losses import balanced_weights
+from pycil_wsc.methods.losses import balanced_weights
 from pycil_wsc.results import packed
 
 ROOT = Path(__file__).parent.parent
@@ -536,8 +536,8 @@ def runs_of(file):
 
 def test_the_papers_tables_have_as_many_training_images_as_the_page_says():
     """At the number of images per class of CIFAR-100 and ImageNet-100. All seeds have as many."""
-    from pycil_wsc.data.tasks import DataManager
-    from pycil_wsc.learners.planning import plan_of
+    from pycil_wsc.data.tasks.tasks import DataManager
+    from pycil_wsc.runs.planning import plan_of
 
     split = functools.cache(DataManager)  # into tasks, as few of the configurations do it differently
     data = {"cifar100": images_per_class(500), "imagenet100": images_per_class(1300)}

@@ -14,8 +14,8 @@ import synthetic
 from synthetic import HERE, lines_of
 
 from pycil_wsc import report
-from pycil_wsc.report import groups
-from pycil_wsc.results import Record, duplicates
+from pycil_wsc.report import duplicates, groups
+from pycil_wsc.results import Record
 from pycil_wsc.results.identity import STUDIED
 
 RECORDS = Path(__file__).parent.parent / "results" / "cifar100_short"

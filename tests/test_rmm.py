@@ -15,11 +15,11 @@ from torch import nn
 
 from pycil_wsc import Learner
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.command import main
-from pycil_wsc.learners.losses import balanced_weights
-from pycil_wsc.learners.rmm_sizes import memory_size
+from pycil_wsc.methods.distillation.rmm import memory_size
+from pycil_wsc.methods.losses import balanced_weights
 from pycil_wsc.runs.run import Run
 
 __all__ = ["months"]

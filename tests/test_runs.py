@@ -44,19 +44,19 @@ from torch.nn.functional import cross_entropy
 import pycil_wsc
 from main import main
 from pycil_wsc import files, registry, report, state
+from pycil_wsc import reproducibility as environment
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.tasks import tasks_of
-from pycil_wsc.engine import environment
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
-from pycil_wsc.learners import loop
-from pycil_wsc.learners.planning import planned_images
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs import journal
+from pycil_wsc.runs.planning import planned_images
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import save_state
+from pycil_wsc.training import loop
 
 pytestmark = pytest.mark.usefixtures("unreported")
 
@@ -387,7 +387,7 @@ def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, p
 def test_a_stopped_run_goes_on_in_its_precision_where_another_one_would_be_selected(settings, monkeypatch, caplog):
     """``auto`` is bf16 on one machine and fp32 on another; a run that is moved does not mix them."""
     settings |= {"convnet_type": "resnet8", "model_name": "replay"}
-    native = "pycil_wsc.engine.precision.computes_bf16_natively"
+    native = "pycil_wsc.training.precision.computes_bf16_natively"
     monkeypatch.setattr(native, lambda device: True)
     with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 0, "epoch": 2}):
         run_of(settings).execute()
@@ -403,11 +403,11 @@ def test_a_stopped_run_goes_on_in_its_precision_where_another_one_would_be_selec
 
 def test_a_run_whose_precision_the_device_lacks_does_not_go_on(settings, monkeypatch):
     settings |= {"convnet_type": "resnet8", "model_name": "replay"}
-    monkeypatch.setattr("pycil_wsc.engine.precision.computes_bf16_natively", lambda device: True)
+    monkeypatch.setattr("pycil_wsc.training.precision.computes_bf16_natively", lambda device: True)
     with killed_at(2):
         run_of(settings).execute()
-    monkeypatch.setattr("pycil_wsc.engine.precision.computes_bf16_natively", lambda device: False)
-    monkeypatch.setattr("pycil_wsc.learners.toolbox.computes_bf16", lambda device: False)
+    monkeypatch.setattr("pycil_wsc.training.precision.computes_bf16_natively", lambda device: False)
+    monkeypatch.setattr("pycil_wsc.training.toolbox.computes_bf16", lambda device: False)
     with pytest.raises(UnusableRun, match="the run began in bf16, which 'cpu' does not have; resume it elsewhere"):
         run_of(settings).execute()
 
@@ -643,7 +643,7 @@ def test_the_commit_in_a_result_is_that_of_the_code_unless_it_is_given(settings,
     assert len(head) == 40 and environment.commit() == head
     code.write_text("one = 2")
     assert environment.commit() == f"{head}-dirty"
-    installed = code.parent / ".venv/lib/site-packages/pycil_wsc/engine/environment.py"
+    installed = code.parent / ".venv/lib/site-packages/pycil_wsc/reproducibility.py"
     monkeypatch.setattr(environment, "__file__", str(installed))
     installed.parent.mkdir(parents=True)
     assert environment.commit() is None, "installed in another project's checkout"

@@ -18,9 +18,9 @@ from small_runs import killed_at, stopped
 import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.runs.class_incremental import as_configured
 from pycil_wsc.runs.run import Run

@@ -10,7 +10,7 @@ from small_runs import killed_at
 
 from main import main
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.runs.run import Run
 

@@ -54,7 +54,7 @@ def sharded_training(source):
     """The weights at the end, of a training that is stopped before the reset, and after it,
     and resumed from whole states.
     """
-    from pycil_wsc.engine.processes import Processes
+    from pycil_wsc.training.processes import Processes
 
     Processes(timeout_minutes=1)
     model = new_model()
@@ -98,7 +98,7 @@ def fresh():
 
 def reset_weights(rule, shard):
     if shard:
-        from pycil_wsc.engine.processes import Processes
+        from pycil_wsc.training.processes import Processes
 
         Processes(timeout_minutes=1)
     model = new_model()

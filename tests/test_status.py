@@ -12,7 +12,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load
 from pycil_wsc.files import locked
 from pycil_wsc.launch import status
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.runs.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("unreported")

@@ -227,7 +227,7 @@ def test_passes_over_the_data_are_counted(undisturbed):
 
 def test_seconds_of_scores_are_those_of_their_computation_alone(settings, monkeypatch):
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr("pycil_wsc.learners.scoring.time", clock)
+    monkeypatch.setattr("pycil_wsc.methods.consolidation.scores.time", clock)
 
     def slow(network, parameters, previous, batches, options):
         clock.now += 7

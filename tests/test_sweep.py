@@ -31,7 +31,7 @@ from pycil_wsc.launch.attempt import Job, Outcome, remove_unfinished
 from pycil_wsc.launch.overview import Overview
 from pycil_wsc.launch.schedule import Schedule, set_aside
 from pycil_wsc.launch.sweep import sweep
-from pycil_wsc.learners.replay import Replay
+from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.results import find_runs, set_result_aside
 from pycil_wsc.runs.progress import Progress, TaskBar
 from pycil_wsc.runs.run import Run
@@ -464,7 +464,7 @@ def test_images_that_a_run_resumes_from_do_not_count_as_trained_now_when_it_has_
 
 def test_the_commit_of_a_run_is_the_one_that_was_checked_out_when_the_command_began(settings, tmp_path, monkeypatch):
     monkeypatch.delenv("PYCIL_WSC_COMMIT")
-    monkeypatch.setattr("pycil_wsc.engine.environment.commit", lambda: "at the start")
+    monkeypatch.setattr("pycil_wsc.reproducibility.commit", lambda: "at the start")
     settings |= {"model_name": "finetune", "init_epoch": 1, "epochs": 1, "seed": [1, 2]}
     assert main(["--config", write(tmp_path, settings)]) == 0
     assert [result["commit"] for result in results(settings).values()] == ["at the start", "at the start"]

@@ -14,8 +14,8 @@ import pycil_wsc
 from main import main
 from pycil_wsc import report
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.learners import loop
 from pycil_wsc.state import load_state
+from pycil_wsc.training import loop
 
 pytestmark = pytest.mark.usefixtures("unreported")
 TEMPLATES = np.random.default_rng(0).integers(0, 200, (6, 8, 8, 3))

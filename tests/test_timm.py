@@ -16,9 +16,9 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.learners.planning import check_backbone
 from pycil_wsc.networks import layers, timm_models
 from pycil_wsc.networks.nets import check_features, make_backbone
+from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
 from utils.factory import get_model
 

@@ -9,7 +9,7 @@ from reference.prototypes import mean, moved_to
 from test_methods import SILENT, SMALL, negative_log_likelihood, snapshot
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.runs.run import Run
 
 

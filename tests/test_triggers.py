@@ -14,11 +14,11 @@ from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, drift_score
 from pycil_wsc.consolidation.modes import restored_modes
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.triggers import Plateau, held_out_counts, held_out_exemplars
+from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.learner import BaseLearner
 
 # ---- in any loop -----------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from pycil_wsc import report
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.configured import for_training
-from pycil_wsc.data.datasets import Dataset, DatasetInfo, Split, load_dataset
-from pycil_wsc.data.validation import hold_out
+from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split, load_dataset
+from pycil_wsc.data.tasks.validation import hold_out
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run

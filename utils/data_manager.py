@@ -9,8 +9,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pycil_wsc.data import augment, tasks
-from pycil_wsc.data.datasets import load_dataset
+from pycil_wsc.data.batches.augmentation import augment
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.tasks import tasks
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
 

@@ -12,13 +12,13 @@ from convs.resnet import stem
 from pycil_wsc.config.loading import flatten, resolve
 from pycil_wsc.config.options import KEYS
 from pycil_wsc.config.pycil import our_names, our_values
-from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.learners.predicting import predictions
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.results import metrics
+from pycil_wsc.runs.predictions import predictions
 from utils.data_manager import DataManager
 from utils.toolkit import accuracy
 

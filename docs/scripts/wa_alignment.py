@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.launch.command import main
-from pycil_wsc.learners.wa import WA
+from pycil_wsc.methods.distillation.wa import WA
 from pycil_wsc.registry import register_learner
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pycil_wsc.classifier.answers import UNKNOWN, Answer, Answers, Tested, numbe
 from pycil_wsc.classifier.model import Model, Transform
 from pycil_wsc.classifier.streams import Images
 from pycil_wsc.config.options import Config
-from pycil_wsc.data.sources import Source, read_source
+from pycil_wsc.data.images.sources import Source, read_source
 from pycil_wsc.errors import UserError
 
 

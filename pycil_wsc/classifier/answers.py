@@ -13,8 +13,8 @@ from pycil_wsc.classifier.inference import Classifier
 from pycil_wsc.classifier.model import Model, Transform
 from pycil_wsc.classifier.settings import probability
 from pycil_wsc.classifier.streams import Images, Key
-from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
+from pycil_wsc.training.prediction import best_classes
 
 UNKNOWN = "unknown"
 

@@ -12,8 +12,8 @@ from pycil_wsc.classifier.drift import Shift, compared
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import Key
 from pycil_wsc.config.options import Config
-from pycil_wsc.data.image_files import decode
-from pycil_wsc.data.stream import extended
+from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.seeding import derived_seed

@@ -13,7 +13,7 @@ from pycil_wsc import registry
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_atomically
-from pycil_wsc.learners.closed_form import ClosedForm
+from pycil_wsc.methods.closed_form.closed_form import ClosedForm
 
 COPIES = "exemplars"
 

@@ -11,7 +11,7 @@ from scipy.optimize import root_scalar
 from scipy.special import bdtr, ndtr, ndtri  # scipy.stats takes a second to import
 
 from pycil_wsc.classifier.settings import from_python, is_number
-from pycil_wsc.data.sources import Source
+from pycil_wsc.data.images.sources import Source
 from pycil_wsc.errors import UserError
 
 EXEMPLARS = "exemplars"

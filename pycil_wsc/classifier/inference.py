@@ -17,22 +17,22 @@ from pycil_wsc.classifier.streams import Chunk, Images, chunks
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.options import KEYS, Config
-from pycil_wsc.data import augment
-from pycil_wsc.data.loader import open_source
+from pycil_wsc.data.batches.augmentation import augment
+from pycil_wsc.data.batches.loader import open_source
+from pycil_wsc.data.images.parallel import at_most_one_per_core
 from pycil_wsc.data.options import AugmentationOptions
-from pycil_wsc.data.parallel import at_most_one_per_core
-from pycil_wsc.data.tasks import tasks_of
+from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.devices import numbered, out_of_memory, resolved_device
-from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.old_formats import load_state
 from pycil_wsc.runs.checkpoint import WEIGHTS
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.prediction import best_classes
 
 LARGEST_SIDE = 1 << 16  # largest side of an image, in pixels
 

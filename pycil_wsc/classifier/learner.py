@@ -48,7 +48,7 @@ from pycil_wsc.classifier.versions import (
     signature,
 )
 from pycil_wsc.config.completion import complete
-from pycil_wsc.data.sources import Source, read_source
+from pycil_wsc.data.images.sources import Source, read_source
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked

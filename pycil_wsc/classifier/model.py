@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
-from pycil_wsc.data import augment
-from pycil_wsc.data.image_files import decode, in_colour, middle, open_image
+from pycil_wsc.data.batches.augmentation import augment
+from pycil_wsc.data.images.files import decode, in_colour, middle, open_image
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
-from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.networks.closed_form import ComputedHead
+from pycil_wsc.training.learner import BaseLearner
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor  # one image
 FORMS = "give a PIL image, a file name, or uint8 (H, W, 3), (H, W) or, as a tensor, (3, H, W)"

@@ -13,7 +13,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.completion import complete
 from pycil_wsc.config.loading import flatten
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
-from pycil_wsc.data.datasets import path_of
+from pycil_wsc.data.images.datasets import path_of
 from pycil_wsc.devices import out_of_memory
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.keys import having, plain

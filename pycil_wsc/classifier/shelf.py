@@ -248,7 +248,7 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
 
 
 def _check_fingerprint(data: State, tasks: int) -> None:
-    """Check the fingerprint of a stream of ``tasks`` tasks (:mod:`pycil_wsc.data.stream`)."""
+    """Check the fingerprint of a stream of ``tasks`` tasks (:mod:`pycil_wsc.data.tasks.stream`)."""
     _check(len(data["tasks"]) == tasks, "fingerprint")
     for each in (data, *data["tasks"]):
         _check(type(each["train"]) is type(each["test"]) is int and isinstance(each["sha256"], str), "fingerprint")

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from pycil_wsc.classifier.model import Picture, Transform
-from pycil_wsc.data.datasets import path_of
-from pycil_wsc.data.image_files import walked
-from pycil_wsc.data.npz import three_channels
-from pycil_wsc.data.sources import image_array
+from pycil_wsc.data.images.datasets import path_of
+from pycil_wsc.data.images.files import walked
+from pycil_wsc.data.images.npz import three_channels
+from pycil_wsc.data.images.sources import image_array
 from pycil_wsc.errors import UserError
 
 Images = np.ndarray | torch.Tensor | Iterable[Picture] | str | os.PathLike[str]

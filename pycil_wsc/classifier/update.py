@@ -32,22 +32,22 @@ from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import chunks
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import check_divided_memory, for_training, with_memory_size
-from pycil_wsc.data.fingerprint import changed
-from pycil_wsc.data.image_files import decode
-from pycil_wsc.data.sources import Source, read_source
-from pycil_wsc.data.stored import renumbered
-from pycil_wsc.data.stream import extended, kept
+from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.fingerprint import changed
+from pycil_wsc.data.images.sources import Source, read_source
+from pycil_wsc.data.memory.values import renumbered
+from pycil_wsc.data.tasks.stream import extended, kept
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
-from pycil_wsc.engine.environment import threads
-from pycil_wsc.engine.prediction import best_classes
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, read_json, write_json
-from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.learners.planning import check_backbone
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.reproducibility import threads
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.class_incremental import as_configured
+from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run, end_of, losses
 from pycil_wsc.seeding import lock_of_threads
+from pycil_wsc.training.prediction import best_classes
 
 ONE_AT_A_TIME = lock_of_threads()  # training draws from the random generators of the process
 REJECTED = "rejected"  # the folder in ``out`` with a file for each rejected update

@@ -13,7 +13,7 @@ from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import declared, having
 
 if TYPE_CHECKING:
-    from pycil_wsc.learners.base import BaseLearner
+    from pycil_wsc.training.learner import BaseLearner
 
 LONGEST_NAME = 255  # bytes in a file name
 FIRST_TASKS = "first_tasks"  # in ``out``: the first tasks that runs share

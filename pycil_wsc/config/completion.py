@@ -19,7 +19,7 @@ from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, without_empty_groups
 
 if TYPE_CHECKING:
-    from pycil_wsc.learners.base import BaseLearner
+    from pycil_wsc.training.learner import BaseLearner
 
 LARGEST_FACTOR = 1000  # by which a budget may multiply the methods' epochs
 

@@ -10,7 +10,6 @@ from pycil_wsc import registry
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
-from pycil_wsc.engine.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import (
@@ -25,11 +24,12 @@ from pycil_wsc.keys import (
     select,
     up_to_date,
 )
-from pycil_wsc.learners.options import LearnerConfig, LearnerOptions
 from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.training.learner_config import LearnerConfig, LearnerOptions
+from pycil_wsc.training.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
 
 if TYPE_CHECKING:
-    from pycil_wsc.learners.base import BaseLearner
+    from pycil_wsc.training.learner import BaseLearner
 
 BACKBONE_OPTION = "convnet_options."  # prefix of the keys that are the backbone's keyword arguments
 BACKBONE_KEY = Key("convnet_options", None, None, "keyword arguments of the backbone")

@@ -54,7 +54,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
 def own_names() -> frozenset[str]:
     """The keys that the package's learners declare as their own, read from their files without importing these."""
     names = set()
-    for path in Path(__file__).parents[1].glob("learners/*.py"):
+    for path in Path(__file__).parents[1].glob("methods/**/*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.ClassDef) and node.name == "Options":
                 names |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}  # type: ignore

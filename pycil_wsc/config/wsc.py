@@ -5,8 +5,8 @@ from functools import partial
 
 from pycil_wsc import keys
 from pycil_wsc.consolidation.options import EpochOptions
-from pycil_wsc.engine.options import TriggerOptions
 from pycil_wsc.studies.options import RivalOptions
+from pycil_wsc.training.options import TriggerOptions
 
 key = partial(keys.key, decides="later tasks")  # a consolidated first task (`first_task`) is not shared between runs
 

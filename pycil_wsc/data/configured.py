@@ -8,13 +8,13 @@ from typing import TypeVar
 import numpy as np
 
 from pycil_wsc import registry
-from pycil_wsc.data.datasets import path_of, sized
-from pycil_wsc.data.image_files import image_status
-from pycil_wsc.data.image_map import decoded
+from pycil_wsc.data.images.datasets import path_of, sized
+from pycil_wsc.data.images.files import image_status
+from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.options import AugmentationOptions, DataOptions, MemoryOptions
-from pycil_wsc.data.subset import at_most, only
+from pycil_wsc.data.tasks.subset import at_most, only
+from pycil_wsc.data.tasks.validation import hold_out
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.data.validation import hold_out
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import declared

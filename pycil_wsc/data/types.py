@@ -36,8 +36,8 @@ class DatasetInfo:
         brightness: as in ``ColorJitter``: factors are uniform in 1 +- brightness.
         stored_size: side of arrays that are not stored at ``image_size``; they are resized after augmentation.
         interpolation: how images are resized.
-        augmentation: "pycil"; "autoaugment" (:mod:`pycil_wsc.data.auto_augment`), which adds to it; or "timm"
-            (:mod:`pycil_wsc.data.rand_augment`), which replaces ``padding`` and ``brightness``.
+        augmentation: "pycil"; "autoaugment" (:mod:`.batches.augmentation.auto_augment`), which adds to it; or "timm"
+            (:mod:`.batches.augmentation.rand_augment`), which replaces ``padding`` and ``brightness``.
     """
 
     name: str
@@ -136,10 +136,10 @@ class Arrivals:
 class Dataset:
     """A data set with its training and test splits.
 
-    ``validation_share``: the fraction of training samples used as test split (:mod:`pycil_wsc.data.validation`), or 0.
-    ``fingerprint``: identifies the data (:mod:`pycil_wsc.data.fingerprint`); set by ``load_dataset``, and still that of
+    ``validation_share``: the fraction of training samples used as test split (:mod:`.tasks.validation`), or 0.
+    ``fingerprint``: identifies the data (:mod:`.images.fingerprint`); set by ``load_dataset``, and still that of
     the whole data set after samples are held out or image files resized. ``arrivals``: the tasks of a stream
-    (:mod:`pycil_wsc.data.stream`); None if the classes are split into tasks.
+    (:mod:`pycil_wsc.data.tasks.stream`); None if the classes are split into tasks.
     """
 
     info: DatasetInfo

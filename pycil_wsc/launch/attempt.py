@@ -14,15 +14,15 @@ from pycil_wsc import devices
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.data.fingerprint import changed
-from pycil_wsc.engine.environment import commit
-from pycil_wsc.engine.processes import from_first, in_all, rank_and_count
+from pycil_wsc.data.images.fingerprint import changed
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, Unwritable, UserError, WrongPlan, described
 from pycil_wsc.files import Json, locked, remove, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import FAILURE, RECORD, recorded
+from pycil_wsc.reproducibility import commit
 from pycil_wsc.results import RESULT, finished_result
 from pycil_wsc.runs.progress import Progress, log_file
+from pycil_wsc.training.processes import from_first, in_all, rank_and_count
 
 TRACEBACK_LINES = 20  # in failed.json
 

@@ -18,11 +18,11 @@ import torch
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import in_file
-from pycil_wsc.engine.environment import commit
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, remove_unfinished
 from pycil_wsc.launch.workers import attempt_in_processes
+from pycil_wsc.reproducibility import commit
 from pycil_wsc.results import RESULT, is_finished
 from pycil_wsc.runs.progress import Progress
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from pycil_wsc import devices, report
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.engine.environment import kept_commit
-from pycil_wsc.engine.processes import launched, rank_and_count
 from pycil_wsc.errors import UnusableRun, Unwritable, UserError, described
 from pycil_wsc.launch.attempt import Job, attempt, finished, record_failure
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import Workers
+from pycil_wsc.reproducibility import kept_commit
 from pycil_wsc.runs.progress import duration
+from pycil_wsc.training.processes import launched, rank_and_count
 
 
 class Where(NamedTuple):

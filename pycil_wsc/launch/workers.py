@@ -18,13 +18,13 @@ from torch.distributed import TCPStore
 
 from pycil_wsc import devices
 from pycil_wsc.config.forms import run_folder
-from pycil_wsc.data.parallel import cores
-from pycil_wsc.engine.processes import from_first
+from pycil_wsc.data.images.parallel import cores
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt
 from pycil_wsc.launch.torchrun import follow
 from pycil_wsc.registry import own_modules
 from pycil_wsc.runs.progress import Progress, log_file
+from pycil_wsc.training.processes import from_first
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 # a fork would inherit threads and the CUDA context; a server imports torch only once, but forks, unsafely on macOS

@@ -13,7 +13,6 @@ from pycil_wsc.config.options import RunOptions
 from pycil_wsc.config.unknown import refuse_unknown
 from pycil_wsc.consolidation.options import WSCOptions
 from pycil_wsc.data.options import ImageOptions
-from pycil_wsc.engine.options import DeviceOptions
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import (
     RESULT,
@@ -29,6 +28,7 @@ from pycil_wsc.keys import (
     up_to_date,
     without_empty_groups,
 )
+from pycil_wsc.training.options import DeviceOptions
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 MERGES = ("avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax")

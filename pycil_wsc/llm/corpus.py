@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from pycil_wsc import seeding
-from pycil_wsc.data.datasets import path_of
+from pycil_wsc.data.images.datasets import path_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm.config import LLMConfig
 from pycil_wsc.llm.data import Item, TaskData, load_pool, load_task, warnings_of

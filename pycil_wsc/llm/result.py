@@ -7,16 +7,16 @@ import transformers
 
 from pycil_wsc.consolidation.merging import Merge
 from pycil_wsc.devices import device_name
-from pycil_wsc.engine.environment import commit
-from pycil_wsc.engine.precision import resolved_precision
 from pycil_wsc.keys import RECORDED, select
 from pycil_wsc.llm.config import KEYS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.metrics import VERSIONS, summary
 from pycil_wsc.llm.training import TaskTrainer
+from pycil_wsc.reproducibility import commit
 from pycil_wsc.results.identity import language_identity
 from pycil_wsc.results.schema import LanguageResult
 from pycil_wsc.runs.journal import Journal
+from pycil_wsc.training.precision import resolved_precision
 
 
 def result_of(

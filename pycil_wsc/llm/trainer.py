@@ -18,9 +18,6 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.consolidation.sharded import local
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device, synchronize
-from pycil_wsc.engine.environment import threads
-from pycil_wsc.engine.precision import resolved_precision
-from pycil_wsc.engine.processes import Processes, rank_and_count
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.llm import checkpoint
@@ -32,9 +29,12 @@ from pycil_wsc.llm.model import load_model, positions, save_model
 from pycil_wsc.llm.result import result_of
 from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
 from pycil_wsc.plugins.huggingface import drop_gathered
+from pycil_wsc.reproducibility import threads
 from pycil_wsc.results import write_result
 from pycil_wsc.runs.journal import Journal, check_loss
 from pycil_wsc.runs.progress import Progress, print_task
+from pycil_wsc.training.precision import resolved_precision
+from pycil_wsc.training.processes import Processes, rank_and_count
 
 MERGE = "merge.safetensors"  # in the Trainer's checkpoint
 

@@ -14,8 +14,6 @@ from pycil_wsc import seeding
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.consolidation import moment_score
 from pycil_wsc.devices import make_current
-from pycil_wsc.engine.precision import resolved_precision
-from pycil_wsc.engine.processes import Processes
 from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.corpus import Step
@@ -23,6 +21,8 @@ from pycil_wsc.llm.merging import Merging
 from pycil_wsc.llm.model import Model
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.plugins.huggingface import Period, WSCCallback
+from pycil_wsc.training.precision import resolved_precision
+from pycil_wsc.training.processes import Processes
 
 
 class TaskTrainer(Trainer):

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 
@@ -123,3 +123,8 @@ def uniform_rows(rows: int, width: int) -> torch.Tensor:
     """Initial weights (rows, width) of cosine classifiers: uniform in +-1 / sqrt(width)."""
     bound = 1 / math.sqrt(width)
     return torch.empty(rows, width).uniform_(-bound, bound)
+
+
+def part_of(grown: Tensor, old: Tensor) -> Tensor:
+    """The part of ``grown`` that an ``old`` tensor has, as a view: a head has new rows, most tensors none."""
+    return grown[tuple(slice(size) for size in old.shape)]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from pycil_wsc.errors import one_line
+from pycil_wsc.report.curves import CURVES
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.rows import AVERAGE, measured, memory_text
@@ -18,7 +19,6 @@ from pycil_wsc.report.studies import STUDIES, WITHOUT
 from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, panels, wrapped
 from pycil_wsc.report.views import rest_of
 from pycil_wsc.results import ALL
-from pycil_wsc.results.curves import CURVES
 
 MARKED = 25  # points of a curve with markers
 SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pandas as pd
 
 from pycil_wsc.errors import UserError, described, one_line
+from pycil_wsc.report.comparable import Comparison, Setting, comparisons
+from pycil_wsc.report.duplicates import Variant
 from pycil_wsc.report.rows import PAPER, SCHEDULES, rows_of
 from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.texts import as_text, dataset_names, method_name, method_rank, texts
 from pycil_wsc.results import Problem, Record
-from pycil_wsc.results.comparable import Comparison, Setting, comparisons
-from pycil_wsc.results.duplicates import Variant
 from pycil_wsc.results.identity import STUDIED, distinguishing_keys, in_order
 
 LONGEST_SLUG = 140  # characters: file names have up to 255 bytes, and other parts

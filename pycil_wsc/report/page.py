@@ -11,13 +11,13 @@ from typing import Any
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group
+from pycil_wsc.report.repetition import experiment
 from pycil_wsc.report.rows import PAPER
 from pycil_wsc.report.style import drawing, to_files
 from pycil_wsc.report.texts import HTML
 from pycil_wsc.report.trials import write_winners
 from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
-from pycil_wsc.results.repetition import experiment
 
 DRAWN = 8  # figures are drawn for this many groups, those with the most runs
 

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from pycil_wsc.errors import one_line
+from pycil_wsc.report.duplicates import Variant
 from pycil_wsc.report.texts import data_file, method_rank
 from pycil_wsc.results import ALL, Record
-from pycil_wsc.results.duplicates import Variant
 
 PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
 EXPANDING = {"beef", "der", "foster", "memo", "rmm-foster", "tagfex"}  # a network that grows with the tasks, or doubles

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.data.fingerprint import changed
+from pycil_wsc.data.images.fingerprint import changed
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import Json
-from pycil_wsc.learners.base import BaseLearner
 from pycil_wsc.old_formats import load_state
 from pycil_wsc.state import State, save_state
+from pycil_wsc.training.learner import BaseLearner
 
 CHECKPOINT = "checkpoint.pt"
 WEIGHTS = "weights.pt"  # with ``"save_weights"``; or a file per task

@@ -7,26 +7,26 @@ from collections.abc import Callable, Mapping
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
-from pycil_wsc.data.datasets import load_dataset
-from pycil_wsc.data.fingerprint import with_weights
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.images.fingerprint import with_weights
+from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.data.options import DataOptions, MemoryOptions
-from pycil_wsc.data.sources import read_source
-from pycil_wsc.data.stream import joined
-from pycil_wsc.data.tasks import tasks_of
+from pycil_wsc.data.tasks.stream import joined
+from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.engine.processes import in_all
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import declared
-from pycil_wsc.learners.planning import check_backbone, plan_of, planned_images
-from pycil_wsc.learners.speed import Stopwatch, measured
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.results.metrics import check_names
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kinds import Kind
+from pycil_wsc.runs.planning import check_backbone, plan_of, planned_images
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
+from pycil_wsc.runs.speed import Stopwatch, measured
 from pycil_wsc.studies.records import unrecorded
+from pycil_wsc.training.processes import in_all
 
 OF_THE_DATA = sorted(declared(DataOptions).keys() - declared(MemoryOptions) | {"convnet_type", "seed"})
 LATEST = 2  # data sets that are kept as configured: with validation_split, each has images of its own

@@ -21,17 +21,17 @@ from filelock import Timeout
 from pycil_wsc import registry
 from pycil_wsc.config.checks import FIRST_TASKS
 from pycil_wsc.config.options import Config
-from pycil_wsc.data.fingerprint import hash_of_weights
+from pycil_wsc.data.images.fingerprint import hash_of_weights
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
-from pycil_wsc.engine.environment import CODE, code_elsewhere
-from pycil_wsc.engine.processes import Processes
 from pycil_wsc.errors import Unwritable
 from pycil_wsc.files import Json, locked_if_writable
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.consolidating import configured_learner
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
+from pycil_wsc.reproducibility import CODE, code_elsewhere
 from pycil_wsc.state import State, load_state, save_state
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.processes import Processes
 
 
 @contextlib.contextmanager

@@ -11,13 +11,13 @@ import torch
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.devices import peak_memory
-from pycil_wsc.engine.phase import Phase
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.files import Json, write_atomically
 from pycil_wsc.results.schema import HUGE
 from pycil_wsc.runs.progress import Progress, TaskBar, log_file
 from pycil_wsc.runs.scalars import Scalars
 from pycil_wsc.state import State
+from pycil_wsc.training.phase import Phase
 
 CURVES = ("train_loss", "train_accuracy")
 

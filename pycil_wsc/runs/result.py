@@ -7,13 +7,13 @@ import torch
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
-from pycil_wsc.engine.environment import commit
 from pycil_wsc.files import Json
-from pycil_wsc.learners.base import BaseLearner
+from pycil_wsc.reproducibility import commit
 from pycil_wsc.results import metrics
 from pycil_wsc.results.identity import image_identity
 from pycil_wsc.results.schema import ImageResult
 from pycil_wsc.runs.journal import Journal
+from pycil_wsc.training.learner import BaseLearner
 
 
 def result_of(

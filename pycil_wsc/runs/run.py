@@ -14,28 +14,28 @@ from pycil_wsc.config.checks import remarks
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
-from pycil_wsc.data.fingerprint import fingerprint
-from pycil_wsc.data.loader import open_source
-from pycil_wsc.data.tasks import Task, tasks_of
+from pycil_wsc.data.batches.loader import open_source
+from pycil_wsc.data.images.fingerprint import fingerprint
+from pycil_wsc.data.tasks.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device
-from pycil_wsc.engine.environment import deterministic, threads
-from pycil_wsc.engine.phase import Monitor, Phase, Resume
-from pycil_wsc.engine.processes import Processes, backend_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import Json, write_json
-from pycil_wsc.learners.consolidating import configured_learner
-from pycil_wsc.learners.planning import check_plan, plan_of
-from pycil_wsc.learners.rehearsal import rehearse
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.reproducibility import deterministic, threads
 from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint, save_weights
+from pycil_wsc.runs.device_check import rehearse
 from pycil_wsc.runs.journal import Journal, summary
+from pycil_wsc.runs.planning import check_plan, plan_of
 from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Evaluator
 from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
+from pycil_wsc.training.phase import Monitor, Phase, Resume
+from pycil_wsc.training.processes import Processes, backend_of
 
 
 class Run(Monitor):

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pycil_wsc.data.loader import Source
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.batches.loader import Source
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.files import Json
-from pycil_wsc.learners.base import BaseLearner
-from pycil_wsc.learners.predicting import predictions, predictions_of
 from pycil_wsc.results import metrics
+from pycil_wsc.runs.predictions import predictions, predictions_of
+from pycil_wsc.training.learner import BaseLearner
 
 
 class Evaluator:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
 from pycil_wsc.studies.observer import Observer, Record

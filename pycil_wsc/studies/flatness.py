@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pycil_wsc import seeding
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.registry import register_analysis
 from pycil_wsc.studies.observer import Observer, Record, finite
 

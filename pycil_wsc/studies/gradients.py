@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_analysis
 from pycil_wsc.studies.observer import Observer, Record, finite

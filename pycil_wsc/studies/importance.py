@@ -14,7 +14,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Samples(Protocol):
-    """The samples to score by, which the processes of a run share; see :mod:`pycil_wsc.learners.scoring`."""
+    """The samples to score by, which the processes of a run share; see the ``scores`` of a consolidated learner."""
 
     seed: int
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.data.loader import Source
-from pycil_wsc.data.memory import ExemplarMemory
-from pycil_wsc.data.order import WHOLE, Share
-from pycil_wsc.data.tasks import Task, TaskSequence
-from pycil_wsc.engine.processes import Processes
+from pycil_wsc.data.batches.loader import Source
+from pycil_wsc.data.batches.order import WHOLE, Share
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.state import State
+from pycil_wsc.training.processes import Processes
 
 Record = dict[str, object]  # name -> JSON value
 
@@ -31,7 +31,7 @@ class Settings(Protocol):
 
 
 class Observed(Protocol):
-    """What analyses use of a learner (:class:`pycil_wsc.learners.base.BaseLearner`)."""
+    """What analyses use of a learner (:class:`pycil_wsc.training.learner.BaseLearner`)."""
 
     network: nn.Module
     manager: TaskSequence

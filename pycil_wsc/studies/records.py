@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pycil_wsc import registry
-from pycil_wsc.data.tasks import Task
-from pycil_wsc.engine.phase import Monitor, Phase
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.files import write_atomically
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
 from pycil_wsc.studies.observer import Observed, Observer, Record
+from pycil_wsc.training.phase import Monitor, Phase
 
 FILE = "analyses.jsonl"
 

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from pycil_wsc.data.tasks import Task
+from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.registry import register_analysis
 from pycil_wsc.studies.observer import Observer, Record
 

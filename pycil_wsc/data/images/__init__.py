@@ -1,0 +1,1 @@
+"""Images: data sets by name, from arrays and from files."""

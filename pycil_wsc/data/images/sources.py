@@ -1,0 +1,208 @@
+"""Reads the images of one task from a folder, arrays, file names or a torch data set."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, Subset
+
+from pycil_wsc.data.images.datasets import load_dataset, path_of
+from pycil_wsc.data.images.files import in_colour, info_of_files, read_task_folder
+from pycil_wsc.data.images.fingerprint import fingerprint
+from pycil_wsc.data.images.npz import check_names, info_of_arrays, three_channels
+from pycil_wsc.data.types import Dataset, Split, normal
+from pycil_wsc.errors import UserError, first_line
+
+Source = str | tuple[object, object] | TorchDataset
+FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
+IMAGES = "give uint8 (N, side, side, 3) or a list of file names"
+
+
+def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
+    """Read the images and class names of one task.
+
+    Args:
+        source: ``"folder:PATH"`` (:func:`pycil_wsc.data.images.files.read_task_folder`), another name accepted by
+            :func:`~.datasets.load_dataset`, ``(images, labels)``, or a map-style torch ``Dataset`` of
+            (image, label). Images are uint8 (N, side, side, 3) or (N, side, side), as a tensor also
+            (N, 3, side, side), or file names. A class is named by the label as text or, in a torch ``Dataset`` with
+            ``classes``, by ``classes[label]``.
+        data_root: folder of the registered data sets.
+
+    Raises:
+        UserError: if the data are invalid.
+    """
+    if isinstance(source, str):
+        kind, _, path = source.partition(":")
+        if kind != "folder" or not path:
+            return load_dataset(source, data_root)
+        part = read_task_folder(source, path_of("folder", path))
+    elif isinstance(source, tuple) and len(source) == 2:
+        part = _of_pair(*source)
+    elif isinstance(source, TorchDataset):
+        part = _of_torch(source)
+    else:
+        raise UserError(f"cannot learn from a {type(source).__name__}; {FORMS}")
+    return replace(part, fingerprint=fingerprint(part.train, part.test))
+
+
+def _of_pair(images: object, labels: object) -> Dataset:
+    names = _listed(labels)
+    if not isinstance(images, (np.ndarray, torch.Tensor)):
+        images = _list("images", images, IMAGES)
+    elif not images.ndim:
+        raise UserError(f"images: {images} is not a list; {IMAGES}")
+    if len(images) != len(names) or not names:
+        raise UserError(f"(images, labels): {len(images)} images and {len(names)} labels; give one label per image")
+    distinct = sorted(set(names), key=lambda label: (isinstance(label, str), label))
+    classes = tuple(map(str, distinct))
+    check_names("labels", classes)
+    number = {label: index for index, label in enumerate(distinct)}
+    targets = np.array([number[label] for label in names])
+    files = [isinstance(image, (str, Path)) for image in images] if not torch.is_tensor(images) else []
+    if any(files):
+        if not all(files):
+            raise UserError(f"images: item {files.index(False) + 1} is not a file name, as others are; {IMAGES}")
+        info = info_of_files("(files, labels)", classes)
+        split = Split(np.array([str(path) for path in images]), targets)
+    else:
+        split = Split(_pixels(_array(images)), targets)
+        info = info_of_arrays("(images, labels)", classes, split.images)
+    return Dataset(info, split, Split(split.images[:0], targets[:0]))
+
+
+def _listed(labels: Any) -> list[int | str]:
+    """``labels`` as a list of integers or strings."""
+    if isinstance(labels, torch.Tensor):
+        labels = as_array(labels)
+    labels = _list("labels", labels.tolist() if hasattr(labels, "tolist") else labels, "give one label per image")
+    for label in labels:
+        if isinstance(label, bool) or not isinstance(label, (str, int, np.integer)):
+            raise UserError(f"labels: {label!r} is neither a string nor a whole number")
+    return [normal(str(label)) if isinstance(label, str) else int(label) for label in labels]
+
+
+def _list(what, values, remedy):
+    try:
+        if not isinstance(values, str):
+            return list(values)
+    except TypeError:
+        pass
+    raise UserError(f"{what}: {values!r} is not a list; {remedy}")
+
+
+def _array(images: torch.Tensor | np.ndarray | Sequence[object]) -> np.ndarray:
+    """A tensor, or a list of images of one shape, as an array (N, ...)."""
+    if isinstance(images, (torch.Tensor, np.ndarray)):
+        return np.ascontiguousarray(image_array(images))
+    arrays = []
+    for number, image in enumerate(images, 1):
+        if isinstance(image, torch.Tensor):
+            arrays.append(image_array(image[None])[0])
+        elif isinstance(image, Image.Image):
+            arrays.append(np.asarray(in_colour(image, f"images: item {number}")))
+        else:
+            arrays.append(as_array(image))
+    _check_one_shape("images: shapes", arrays)
+    return np.stack(arrays)
+
+
+def image_array(images: torch.Tensor | np.ndarray) -> np.ndarray:
+    """:func:`as_array` of images, where those of a tensor (N, 3, H, W) become (N, H, W, 3)."""
+    if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] == 3 != images.shape[3]:
+        images = images.permute(0, 2, 3, 1)
+    return as_array(images)
+
+
+def as_array(images: object) -> np.ndarray:
+    """Images as an array. Raises :class:`UserError` for lists of different lengths and tensors that are not dense."""
+    try:
+        return images.detach().cpu().numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
+    except ValueError:  # nested lists of different lengths
+        raise UserError(f"images: an item is not an array; {IMAGES}") from None
+    except (TypeError, RuntimeError) as error:  # a sparse tensor, or one without memory
+        raise UserError(f"images: are not an array ({first_line(error)}); {IMAGES}") from None
+
+
+def _check_one_shape(what, arrays):
+    if len(shapes := sorted({array.shape for array in arrays})) > 1:
+        raise UserError(f"{what} {shapes[0]} and {shapes[1]}; resize them to one size")
+
+
+def _pixels(images: np.ndarray) -> np.ndarray:
+    """Check colour or greyscale images and return them as uint8 (N, side, side, 3)."""
+    images = three_channels(images) if images.ndim == 3 and images.dtype == np.uint8 else images
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[3] != 3:
+        raise UserError(
+            f"images: {images.dtype} of shape {images.shape}; give uint8 (N, side, side, 3), or names of image files"
+        )
+    return images
+
+
+def _of_torch(source: Any) -> Dataset:
+    """Read a map-style data set into memory."""
+    if not hasattr(source, "__len__") or isinstance(source, IterableDataset):
+        raise UserError(f"{type(source).__name__}: has no length; give a map-style Dataset, with __len__")
+    samples = [_sample(source, index) for index in range(len(source))]
+    images = [_image(image, f"{type(source).__name__}: item {index}") for index, (image, _) in enumerate(samples)]
+    _check_one_shape(f"{type(source).__name__}: images of shapes", images)
+    labels = [_plain(label) for _, label in samples]
+    names: Sequence[str] | None = getattr(_whole(source), "classes", None)
+    if names is not None:
+        named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+        if isinstance(names, str) or not named:
+            raise UserError(f"{type(source).__name__}: its 'classes' are {names!r}, not a list of names; correct them")
+        if wrong := [label for label in labels if isinstance(label, int) and not 0 <= label < len(names)]:
+            raise UserError(f"{type(source).__name__}: label {wrong[0]} has no name in its {len(names)} classes")
+        used = sorted({label for label in labels if isinstance(label, int)})
+        check_names(type(source).__name__, [names[label] for label in used])
+        labels = [names[label] if isinstance(label, int) else label for label in labels]
+    return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
+
+
+def _whole(source: Any) -> Any:
+    """The data set that a ``Subset``, or a subset of one, is of."""
+    while isinstance(source, Subset) and not hasattr(source, "classes"):
+        source = source.dataset
+    return source
+
+
+def _plain(label: object) -> object:
+    """A number in a tensor or array of one element as a Python number, an int if it is whole; the rest unchanged."""
+    if isinstance(label, (torch.Tensor, np.ndarray)):
+        if math.prod(label.shape) != 1:
+            raise UserError(f"labels: an array of shape {tuple(label.shape)}; give a whole number or a name per image")
+        label = label.item()
+        label = int(label) if isinstance(label, bool) or isinstance(label, float) and label.is_integer() else label
+    return int(label) if isinstance(label, np.integer) else label
+
+
+def _sample(source: Any, index: int) -> tuple[object, object]:
+    """The pair (image, label) with this index."""
+    sample = source[index]
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        parts = f"{len(sample)} values" if isinstance(sample, (tuple, list)) else f"a {type(sample).__name__}"
+        raise UserError(f"{type(source).__name__}: item {index} is {parts}; return (image, label)")
+    image, label = sample
+    return image, label
+
+
+def _image(image: object, name: str) -> np.ndarray:
+    """Convert a PIL image, a uint8 tensor (3, H, W) or a uint8 array (H, W, 3) to uint8 (H, W, 3)."""
+    if isinstance(image, Image.Image):
+        return np.asarray(in_colour(image, name))
+    if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) in (1, 3):
+        return image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        return image
+    kind = f"{image.dtype} tensor {tuple(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
+    raise UserError(
+        f"a torch Dataset must return PIL images or uint8 tensors (3, side, side), got a {kind}; remove ToTensor and "
+        "Normalize, which the learner applies itself"
+    )

@@ -1,0 +1,1 @@
+"""Exemplar memory: which samples are kept, and values stored with them."""

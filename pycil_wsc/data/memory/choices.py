@@ -1,0 +1,93 @@
+"""Which samples become exemplars. To add a choice, register it in a file of this folder."""
+
+import numpy as np
+
+from pycil_wsc.data.memory.memory import Pool
+from pycil_wsc.data.options import ALL
+from pycil_wsc.registry import register_exemplars
+
+
+@register_exemplars("herding")
+def herd(pool: Pool) -> dict[int, np.ndarray]:
+    """Samples whose running mean of normalised features is closest to the class mean (Rebuffi et al., 2017)."""
+    assert pool.features is not None, "herding needs features"
+    vectors = pool.features(pool.indices)
+    return pool.of_each_class(lambda rows, quota: rows[herding(vectors[rows], quota)])
+
+
+@register_exemplars("random")
+def draw(pool: Pool) -> dict[int, np.ndarray]:
+    """A uniform sample of each class."""
+    return pool.of_each_class(lambda rows, quota: pool.rng.permutation(rows)[:quota], shared=False)
+
+
+@register_exemplars("reservoir", by_class=False)
+def sample_the_stream(pool: Pool) -> dict[int, np.ndarray]:
+    """A uniform sample of the stream, regardless of class (Vitter, 1985).
+
+    With ``fixed_memory``, ``memory_per_class`` times the number of new classes from the task's samples; otherwise
+    ``memory_size`` from all samples seen so far.
+    """
+    memory, task, targets = pool.memory, pool.task, pool.targets
+    if memory.fixed:
+        number = ALL if memory.per_class == ALL else memory.per_class * task.num_new
+        chosen, kept = pool.rng.permutation(task.train_indices)[:number], memory.classes
+    else:
+        chosen = reservoir(memory.indices, memory.seen, task.train_indices, memory.total, pool.rng)
+        kept = {}
+    labels = targets[chosen]
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(chosen[order], np.searchsorted(labels[order], np.arange(1, task.num_seen)))
+    return {c: np.concatenate([kept.get(c, group[:0]), group]) for c, group in enumerate(groups)}
+
+
+def normalise(features: np.ndarray) -> np.ndarray:
+    """Scale rows to unit length, adding 1e-8 to the length as in PyCIL: (n, d)."""
+    return features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-8)
+
+
+def herding(features: np.ndarray, quota: int) -> np.ndarray:
+    """Greedily pick samples so that the mean of their normalised features is closest to the class mean.
+
+    ``features``: (n, d) of one class. Returns min(quota, n) distinct row numbers in the order of choice; ties are
+    broken by position. Source: Rebuffi et al., 2017.
+
+    The distance of each candidate is computed, in the features' precision, for the few rows only that a product in
+    double precision finds to be nearest but for rounding.
+    """
+    features = normalise(features)
+    mean = features.mean(0)
+    total = np.zeros_like(mean)
+    taken = np.zeros(len(features), bool)
+    wide, rounding = features.astype(np.float64), 64 * np.finfo(features.dtype).eps
+    squares, exactly = np.square(wide).sum(1), 16 * features.shape[1] * np.finfo(np.float64).eps
+    picks = []
+    for k in range(1, min(quota, len(features)) + 1):
+        ahead = total.astype(np.float64) - k * mean.astype(np.float64)
+        apart = squares + 2 * (wide @ ahead)  # |feature + ahead|^2, the squared distance times k^2, less |ahead|^2
+        apart[taken] = np.inf
+        least = apart.min()
+        nearest = np.sqrt(max(least + ahead @ ahead, 0))
+        margin = rounding * nearest * (k + nearest) + exactly * (1 + nearest) ** 2
+        rows = np.flatnonzero(~(apart > least + margin))  # all, if there are features that are no numbers
+        distance = np.sqrt((((features[rows] + total) / k - mean) ** 2).sum(1))
+        distance[taken[rows]] = np.inf
+        pick = int(rows[distance.argmin()])
+        total = total + features[pick]
+        taken[pick] = True
+        picks.append(pick)
+    return np.array(picks, np.int64)
+
+
+def reservoir(held: np.ndarray, seen: int, stream: np.ndarray, capacity: int, rng: np.random.Generator) -> np.ndarray:
+    """Vitter's algorithm R: update ``held``, a uniform sample of ``seen`` items, with the items of ``stream``, in
+    random order.
+    """
+    chosen = held if len(held) <= capacity else rng.permutation(held)[:capacity]
+    stream = rng.permutation(stream)
+    room = capacity - len(chosen)
+    chosen, later = np.concatenate([chosen, stream[:room]]).astype(np.int64), stream[room:]
+    slots = rng.integers(np.arange(seen + len(stream) - len(later), seen + len(stream)) + 1)
+    for place in np.flatnonzero(slots < capacity):
+        chosen[slots[place]] = later[place]
+    return chosen

@@ -1,0 +1,1 @@
+"""Tasks: which classes and samples each has."""

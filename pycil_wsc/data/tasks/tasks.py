@@ -1,0 +1,117 @@
+"""The tasks of a run, with their classes and samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycil_wsc.data.options import SeededTasks
+from pycil_wsc.data.types import Dataset
+from pycil_wsc.errors import UserError
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of the sequence. Classes are numbered in the order in which they are learned.
+
+    ``num_old`` classes are known before the task, ``num_seen`` after it. ``train_indices`` are the task's training
+    samples, sorted by class and then in the data set's order; ``test_indices`` are the test samples of all tasks so
+    far.
+    """
+
+    index: int
+    num_old: int
+    num_seen: int
+    train_indices: np.ndarray
+    test_indices: np.ndarray
+
+    @property
+    def num_new(self) -> int:
+        return self.num_seen - self.num_old
+
+
+class TaskSequence:
+    """A sequence of tasks; each sample belongs to one of them.
+
+    Args:
+        class_order: the data set's labels in learning order.
+        boundaries: 0, then the number of classes known after each task.
+        train_targets: (N,), classes numbered in learning order.
+        test_targets: (M,), likewise.
+        train_tasks: (N,), the task of each sample, counted from 0.
+        test_tasks: (M,), likewise.
+    """
+
+    def __init__(
+        self,
+        class_order: list[int],
+        boundaries: Sequence[int],
+        train_targets: np.ndarray,
+        test_targets: np.ndarray,
+        train_tasks: np.ndarray,
+        test_tasks: np.ndarray,
+    ) -> None:
+        self.class_order, self.boundaries = class_order, list(boundaries)
+        self.train_targets, self.test_targets = train_targets, test_targets
+        self.train_tasks, self.test_tasks = train_tasks, test_tasks
+        self.tasks = [self._task(index) for index in range(len(self.boundaries) - 1)]
+
+    def first(self, number: int) -> "TaskSequence":
+        """Keep only the first ``number`` tasks and their classes; returns the sequence itself."""
+        number = min(number, len(self.tasks))
+        self.tasks, self.boundaries = self.tasks[:number], self.boundaries[: number + 1]
+        self.class_order = self.class_order[: self.boundaries[-1]]
+        return self
+
+    def _task(self, index):
+        old, seen = self.boundaries[index : index + 2]
+        train = _by_class(np.flatnonzero(self.train_tasks == index), self.train_targets)
+        return Task(index, old, seen, train, _by_class(np.flatnonzero(self.test_tasks <= index), self.test_targets))
+
+
+class DataManager(TaskSequence):
+    """The classes of a data set, split into tasks as in PyCIL.
+
+    With ``shuffle``, the class order is numpy's legacy permutation for ``seed`` (so seed 1993 gives PyCIL's order);
+    otherwise it is the data set's. The first task has ``init_cls`` classes, each later one ``increment``, and the last
+    one the remaining classes.
+    """
+
+    def __init__(self, dataset: Dataset, shuffle: bool, seed: int, init_cls: int, increment: int) -> None:
+        num_classes = dataset.info.num_classes
+        if init_cls > num_classes:
+            raise UserError(
+                f"init_cls {init_cls} is more than the {num_classes} classes of '{dataset.info.name}'; make it smaller"
+            )
+        order = np.random.RandomState(seed).permutation(num_classes) if shuffle else np.arange(num_classes)
+        position = np.argsort(order)
+        targets = [position[split.targets] for split in (dataset.train, dataset.test)]
+        boundaries = [0, *range(init_cls, num_classes, increment), num_classes]
+        tasks = [np.searchsorted(boundaries, each, side="right") - 1 for each in targets]
+        super().__init__(order.tolist(), boundaries, *targets, *tasks)
+
+
+class TaskStream(TaskSequence):
+    """Tasks with their own images, of new or known classes (:mod:`pycil_wsc.data.tasks.stream`).
+
+    ``dataset`` must have ``arrivals``, and its classes in learning order.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        assert dataset.arrivals is not None
+        order, train, test = list(range(dataset.info.num_classes)), dataset.train.targets, dataset.test.targets
+        super().__init__(order, [0, *dataset.arrivals.seen], train, test, dataset.arrivals.train, dataset.arrivals.test)
+
+
+def tasks_of(dataset: Dataset, config: SeededTasks) -> TaskSequence:
+    """The tasks of a run: those of its stream, or the data set's classes split according to the configuration."""
+    if dataset.arrivals is not None:
+        sequence = TaskStream(dataset)
+    else:
+        sequence = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
+    return sequence if config.max_tasks is None else sequence.first(config.max_tasks)
+
+
+def _by_class(indices, targets):
+    """``indices`` sorted by class; the sort is stable."""
+    return indices[np.argsort(targets[indices], kind="stable")]

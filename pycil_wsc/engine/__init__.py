@@ -1,1 +1,0 @@
-"""Components of the training loop: phases, schedules, precision, passes, step cost, triggers."""

@@ -1,8 +1,0 @@
-from pycil_wsc.learners.consolidating import consolidated
-from pycil_wsc.learners.replay import Replay
-from pycil_wsc.registry import register_learner
-
-
-@register_learner("wsc", epochs=70, milestones=[30, 50])
-class WSC(consolidated(Replay)):
-    """Replay with Weight Space Consolidation: "Ours" in Forget Forgetting."""

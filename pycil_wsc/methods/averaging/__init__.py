@@ -1,0 +1,1 @@
+"""Methods that average or merge weights."""

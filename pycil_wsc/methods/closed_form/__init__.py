@@ -1,0 +1,1 @@
+"""Methods whose classifier is computed from features, without training it."""

@@ -1,0 +1,90 @@
+"""The base of the methods whose classifier is computed from features instead of trained."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.devices import widest_float
+from pycil_wsc.keys import key
+from pycil_wsc.networks.closed_form import ClosedFormNet
+from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner_config import LearnerConfig
+from pycil_wsc.training.phase import Phase
+
+
+class ClosedForm(BaseLearner):
+    """A method without training steps, except in the first task, in which the backbone may learn.
+
+    From then on the backbone stays as it is. A task adds its features to sums, from which the classifier is computed:
+    it is that of all images at once, in whatever order the tasks came. No memory is needed. A method gives
+    :meth:`new_head`.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        adapt: bool | None = key(
+            None, "train the backbone on the first task, for `init_epoch` epochs; null: if it is not `pretrained`"
+        )
+
+    uses_memory = False
+    one_phase = False
+    epoch_keys = ()
+
+    def new_head(self, width: int, dtype: torch.dtype) -> nn.Module:
+        """The classifier of features (B, ``width``); ``dtype``: of its sums."""
+        raise NotImplementedError(f"{type(self).__name__} has no new_head")
+
+    @classmethod
+    def adapts(cls, config: LearnerConfig) -> bool:
+        """Whether the first task trains the backbone."""
+        return not config.pretrained if config.options.adapt is None else config.options.adapt
+
+    @property
+    def part(self) -> int:
+        """The number of images whose features are added at once."""
+        return 2000
+
+    def images_of(self, task: Task) -> np.ndarray:
+        """The task's training images in the order in which they are added: class by class, (n,)."""
+        targets = self.manager.train_targets[task.train_indices]
+        return task.train_indices[np.argsort(targets, kind="stable")]
+
+    def build(self) -> nn.Module:
+        backbone = self.new_backbone()
+        return ClosedFormNet(backbone, self.new_head(backbone.out_dim, widest_float(self.device)))
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        if task.index or not self.adapts(self.config):
+            return
+        with self.seeded("weights", task.index):
+            first_head = nn.Linear(self.network.backbone.out_dim, task.num_seen, bias=False)
+        self.network.first_head = first_head.to(self.device)
+        yield self.main_phase(task)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits = self.network.first_head(self.network.backbone(batch.images))
+        return self.cross_entropy(logits.float(), batch.targets), logits
+
+    def end_task(self, task: Task) -> None:
+        self.network.first_head = None
+        indices, head = self.images_of(task), self.network.head
+        features = torch.from_numpy(self.features(indices))
+        labels = torch.from_numpy(self.manager.train_targets[indices])
+        with torch.no_grad():
+            for few, theirs in zip(features.split(self.part), labels.split(self.part), strict=True):
+                head.add(few.to(self.device), theirs.to(self.device))
+            head.solve()
+
+    def classify(self, features: Tensor) -> Tensor:
+        """In fp32, whatever the precision: large logits whose differences count."""
+        with self.without_autocast():
+            return self.network.classify(features)
+
+    @classmethod
+    def planned_epochs(cls, config: LearnerConfig, task: Task) -> int:
+        return config.init_epoch if not task.index and cls.adapts(config) else 0

@@ -1,0 +1,42 @@
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from pycil_wsc.methods.closed_form.closed_form import ClosedForm
+from pycil_wsc.networks.closed_form import ComputedHead
+from pycil_wsc.registry import register_learner
+
+
+class NearestMean(ComputedHead):
+    """The class whose mean m has the smallest Euclidean distance: logits xᵀm - |m|² / 2."""
+
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, width: int, dtype: torch.dtype):
+        super().__init__(width)
+        self.register_buffer("sums", torch.zeros(0, width, dtype=dtype))
+        self.register_buffer("counts", torch.zeros(0, dtype=dtype))
+
+    def grow(self, num_classes: int) -> None:
+        new = num_classes - len(self.weight)
+        self.sums = torch.cat([self.sums, self.sums.new_zeros(new, self.sums.shape[1])])
+        self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
+        super().grow(num_classes)
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        targets = one_hot(labels, len(self.weight)).to(self.sums)
+        self.sums = self.sums + targets.T @ features.to(self.sums)
+        self.counts = self.counts + targets.sum(0)
+
+    def solve(self) -> None:
+        means = self.sums / self.counts[:, None]
+        self.weight, self.bias = means.float(), -means.square().sum(1).float() / 2
+
+
+@register_learner("ncm", nme=False)
+class NCM(ClosedForm):
+    """Nearest class mean (Mensink et al., TPAMI 2013), in the features of a backbone that stays as it is."""
+
+    def new_head(self, width: int, dtype: torch.dtype) -> ComputedHead:
+        return NearestMean(width, dtype)

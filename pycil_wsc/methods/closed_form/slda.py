@@ -1,0 +1,73 @@
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pycil_wsc.keys import key
+from pycil_wsc.methods.closed_form.closed_form import ClosedForm
+from pycil_wsc.networks.closed_form import ComputedHead, Sums
+from pycil_wsc.registry import register_learner
+
+
+class Discriminants(ComputedHead):
+    """Linear discriminant analysis: classes are Gaussians with one covariance S, shrunk to the identity.
+
+    With Λ = ((1 - shrinkage) S + shrinkage I)⁻¹ the logits of class mean m are xᵀΛm - mᵀΛm / 2. S is estimated by
+    :func:`approximating_oracle`, without which it is useless if there are fewer images than features.
+    """
+
+    counts: Tensor
+
+    def __init__(self, width: int, dtype: torch.dtype, shrinkage: float):
+        super().__init__(width)
+        self.shrinkage = shrinkage
+        self.sums = Sums(width, dtype)
+        self.register_buffer("counts", torch.zeros(0, dtype=dtype))
+
+    def grow(self, num_classes: int) -> None:
+        self.counts = torch.cat([self.counts, self.counts.new_zeros(num_classes - len(self.counts))])
+        self.sums.grow(num_classes)
+        super().grow(num_classes)
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        targets = self.sums.one_hot(labels)
+        self.sums.add(features, targets)
+        self.counts = self.counts + targets.sum(0).to(self.counts)
+
+    def solve(self) -> None:
+        means = self.sums.products / self.counts  # (d, classes)
+        within = (self.sums.gram - (means * self.counts) @ means.T) / self.counts.sum()
+        estimate = shrunk(approximating_oracle(within, self.counts.sum()), self.shrinkage, 1)
+        weight = torch.linalg.solve(estimate, means)
+        self.weight, self.bias = weight.T.float().contiguous(), -(means * weight).sum(0).float() / 2
+
+
+def approximating_oracle(covariance: Tensor, number: Tensor) -> Tensor:
+    """Oracle approximating shrinkage (OAS, Chen et al., 2010) of a covariance of ``number`` centred samples: (d, d)."""
+    width = len(covariance)
+    scale = covariance.trace() / width
+    square, power = scale.square(), covariance.square().mean()
+    share = (power + square) / ((number + 1) * (power - square / width))
+    return shrunk(covariance, share.nan_to_num(1).clamp(max=1), scale)
+
+
+def shrunk(covariance: Tensor, share: Tensor | float, scale: Tensor | float) -> Tensor:
+    """Replace a fraction of the covariance by a multiple of the identity."""
+    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    return (1 - share) * covariance + share * scale * identity
+
+
+@register_learner("slda", nme=False)
+class SLDA(ClosedForm):
+    """Deep streaming linear discriminant analysis (Hayes and Kanan, CVPR Workshops 2020).
+
+    The covariance is that of all images around their class means, estimated as in the authors' first task. Their later
+    updates take the means at the time, which depend on the order.
+    """
+
+    @dataclass(frozen=True)
+    class Options(ClosedForm.Options):
+        shrinkage: float = key(1e-4, "fraction of the identity in the covariance", above=0, high=1)
+
+    def new_head(self, width: int, dtype: torch.dtype) -> ComputedHead:
+        return Discriminants(width, dtype, self.config.options.shrinkage)

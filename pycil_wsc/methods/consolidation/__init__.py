@@ -1,0 +1,1 @@
+"""Weight Space Consolidation: the method ``wsc``, and ``"consolidate": true`` for others."""

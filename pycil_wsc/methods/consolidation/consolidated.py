@@ -1,0 +1,237 @@
+"""Weight Space Consolidation on top of a learner that trains one network in one phase per task."""
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import Unpack
+
+from pycil_wsc import registry, seeding
+from pycil_wsc.consolidation import Reset
+from pycil_wsc.consolidation.epochs import warmup_in_steps
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.errors import UnusableRun, UserError
+from pycil_wsc.methods.consolidation.scores import Scoring, chosen_importance
+from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
+from pycil_wsc.networks.nets import inner_units
+from pycil_wsc.state import State
+from pycil_wsc.studies.resets import Training
+from pycil_wsc.training import budget
+from pycil_wsc.training.learner import Arguments, BaseLearner
+from pycil_wsc.training.learner_config import Costs, LearnerConfig
+from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.processes import SINGLE_PROCESS
+from pycil_wsc.training.schedules import held_lr
+
+
+class Replacement(Protocol):
+    """A rule that replaces units throughout a task, instead of a reset after the warm-up."""
+
+    replaced: int
+
+    def attach(self, optimizer: Optimizer) -> "Replacement": ...
+
+    def detach(self) -> None: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+def configured_learner(config: LearnerConfig) -> type[BaseLearner]:
+    """The learner's class of the run with this ``config``."""
+    learner = registry.learners[config.model_name]
+    return consolidated(learner) if config.consolidate else learner
+
+
+@functools.cache
+def consolidated(learner: type[BaseLearner]) -> type[BaseLearner]:
+    """The class ``learner`` with consolidation on top."""
+    return type(f"Consolidated{learner.__name__}", (Consolidated, learner), {})
+
+
+class Consolidated(Scoring):
+    """A mixin, placed before a learner: each later task trains with a :class:`WeightSpaceConsolidation`, configured by
+    the keys ``wsc.*``.
+    """
+
+    consolidates = True
+    replacement: Replacement | None = None  # this and the following: of the current task
+    plateau: Plateau | None = None
+    held_out_indices: np.ndarray | None = None  # exemplars that are not trained on
+    warm_epochs = math.inf  # infinite until a plateau is reached
+
+    @classmethod
+    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+        images = super().planned_images(config, task, memory, targets)
+        if config.wsc.trigger != "held_out" or not (task.index or config.wsc.first_task):
+            return images
+        return images - cls.planned_epochs(config, task) * sum(held_out_counts(config, memory, task).values())
+
+    def __init__(self, *arguments: Unpack[Arguments]):
+        super().__init__(*arguments)
+        self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}
+        self.warmups: list[int | None] = []  # epochs before the reset, per task
+        self.replaced: list[int] = []  # units replaced, per task
+
+    @property
+    def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return super().plain_first_task and not self.config.wsc.first_task
+
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        self._rule(task, per_epoch=1)  # a rule that does not fit fails before the first task is trained, not after it
+
+    def training_indices(self, task: Task) -> np.ndarray:
+        """The task's samples and all exemplars but those that are held out: (n,)."""
+        indices = super().training_indices(task)
+        if self.held_out_indices is None:
+            return indices
+        return np.sort(indices[~np.isin(indices, self.held_out_indices)])
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        self.held_out_indices = None  # forget those of an earlier task
+        for number, phase in enumerate(super().phases(task)):
+            if number:
+                raise UserError(
+                    f"model_name: '{self.config.model_name}' trains a task in several phases, so it cannot be "
+                    "consolidated; declare one_phase = False in its class"
+                )
+            if task.index or self.config.wsc.first_task:
+                if self.config.wsc.trigger == "held_out":
+                    self.held_out_indices = held_out_exemplars(self, task)
+                    phase.indices = np.sort(phase.indices[~np.isin(phase.indices, self.held_out_indices)])
+                budget.fit(self, task, number, phase)
+                self._consolidate(task, phase)
+            yield phase
+
+    # ---- the beginning of a task -------------------------------------------------------------------------------------
+
+    def _consolidate(self, task, phase):
+        options = self.config.wsc
+        per_epoch = self.num_batches(len(phase.indices), phase.batch_size)
+        rule = self._rule(task, per_epoch)
+        given = {"importance": chosen_importance(self, task), "reset": rule if isinstance(rule, Reset) else None}
+        if options.trigger != "warmup" or phase.seconds:
+            given["warmup_steps"] = None  # until a plateau, or until a fraction of the seconds is over
+        elif phase.steps is not None:  # a budget ends the last epoch early, which may be the only one
+            warmup = warmup_in_steps(options.warmup, phase.epochs, per_epoch, bool(rule))
+            if warmup >= phase.steps:
+                given["warmup_steps"] = warmup_in_steps(options.warmup, phase.steps, resets=bool(rule))
+        wsc = options.build(self.network.named_parameters(), phase.epochs, per_epoch, **given)
+        if phase.steps is not None:
+            wsc.check_fits(phase.steps)
+        self.consolidation = wsc.attach(phase.optimizer)
+        if not (rule is None or isinstance(rule, Reset)):
+            self.replacement = rule.attach(phase.optimizer)  # after the consolidation, which so sees a step first
+        if wsc.warmup_steps is None:
+            self.warm_epochs = math.inf
+            self.plateau = None if options.trigger == "warmup" else Plateau(options.patience)
+        else:
+            self.warm_epochs = options.held_from(phase.epochs, wsc.warmup_steps)
+        if options.holds_rate:
+            interval = 1 if self.config.schedule_unit == "epoch" else 1 / per_epoch
+            schedule, held = phase.lr, (options.average_lr, options.average_anneal, interval)
+            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
+
+    def _rule(self, task, per_epoch) -> Reset | Replacement | None:
+        """The reset that ``wsc.reset`` names: one of the options' own, or a registered one."""
+        options = self.config.wsc
+        if options.reset not in registry.resets:
+            return options.reset_rule(per_epoch)
+        training = Training(
+            self.network,
+            inner_units(self.network),
+            functools.partial(self._fresh, task),
+            options.steps_between_resets(per_epoch),
+            options,
+            self.processes.sum_ if self.processes.count > 1 else None,
+        )
+        try:
+            return registry.resets[options.reset].build(training)
+        except ValueError as error:
+            problem = f"wsc.reset: '{options.reset}' {error}; use another backbone or reset"
+            raise UnusableRun(problem) from None
+
+    def _fresh(self, task) -> dict[str, Tensor]:
+        """New initial values of the network's parameters: {name: tensor} of the same learner with another seed."""
+        assert self.consolidation is not None
+        before = [self.replacement.replaced] if self.replacement else []  # other values at each replacement
+        seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets, *before)
+        config = replace(self.config, seed=seed, pretrained=False)
+        other = type(self)(config, self.manager, self.train_source, self.device, SINGLE_PROCESS)
+        for each in self.manager.tasks[: task.index + 1]:
+            other.grow_for(each)
+        return dict(other.network.named_parameters())
+
+    # ---- during and after a task -------------------------------------------------------------------------------------
+
+    def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
+        super().after_epoch(task, phase, epoch, loss)
+        if self.consolidation and self.warm_epochs == math.inf and phase.reached < phase.epochs:
+            if self._is_warm(phase, loss):
+                self.consolidation.end_warmup()
+                self.warm_epochs = phase.reached
+
+    def _is_warm(self, phase, loss):
+        if self.plateau is None:
+            return phase.reached >= self.config.wsc.warmup * phase.epochs
+        return self.plateau.reached(loss if self.held_out_indices is None else mean_loss(self, self.held_out_indices))
+
+    def end_task(self, task: Task) -> None:
+        if self.consolidation:
+            ended = self.warm_epochs < math.inf
+            self.warmups = [*self.warmups, int(self.warm_epochs) if ended else None]
+            if ended:
+                self.consolidation.finish()
+            self.consolidation.detach()
+            if self.replacement:
+                self.replacement.detach()
+                self.replaced = [*self.replaced, self.replacement.replaced]
+            if ended and self.config.wsc.average:
+                self.collect_statistics(task)
+            self.consolidation = self.replacement = self.plateau = self.held_out_indices = None
+        super().end_task(task)
+
+    def costs(self) -> Costs:
+        options, costs = self.config.wsc, super().costs()
+        rival = registry.resets.get(options.reset)
+        if options.reset != "none" and (rival is None or rival.ranks):
+            costs |= self.scoring
+        if options.trigger != "warmup":
+            costs["warmup_epochs"] = self.warmups
+        if self.replaced:
+            costs["units_replaced"] = self.replaced
+        return costs
+
+    def get_extra_state(self) -> State:
+        parts = {
+            name: part.state_dict()
+            for name in ("consolidation", "replacement", "plateau")
+            if (part := getattr(self, name))
+        }
+        mine = {
+            "warm_epochs": self.warm_epochs,
+            "warmups": self.warmups,
+            "replaced": self.replaced,
+            "scoring": dict(self.scoring),
+        }
+        return super().get_extra_state() | {"wsc": parts | mine}
+
+    def set_extra_state(self, state: State) -> None:
+        super().set_extra_state(state)
+        mine = state["wsc"]
+        self.warm_epochs, self.scoring = mine["warm_epochs"], dict(mine["scoring"])
+        self.warmups, self.replaced = list(mine["warmups"]), list(mine["replaced"])
+        for name in "consolidation", "replacement", "plateau":
+            if part := getattr(self, name):
+                try:
+                    part.load_state_dict(mine[name])
+                except ValueError as error:
+                    raise UnusableRun(f"the checkpoint cannot be used ({error})") from None

@@ -1,0 +1,173 @@
+"""The importance that a learner's configuration sets: scores computed from its data, and what they cost."""
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pycil_wsc import registry, seeding
+from pycil_wsc.consolidation import Importance, WeightSpaceConsolidation
+from pycil_wsc.consolidation.importance import as_importance
+from pycil_wsc.consolidation.modes import restored_modes
+from pycil_wsc.consolidation.ranking import Scores
+from pycil_wsc.consolidation.trackers import Params, Tracker
+from pycil_wsc.data.batches.order import WHOLE
+from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.devices import synchronize
+from pycil_wsc.errors import UnusableRun, first_line
+from pycil_wsc.state import State
+from pycil_wsc.training.learner import BaseLearner
+
+
+class Scoring(BaseLearner):
+    """A learner whose weights are scored while it is consolidated, and what this has cost."""
+
+    consolidation: WeightSpaceConsolidation | None = None  # of the current task
+    scoring: dict[str, float]
+
+
+def chosen_importance(learner: Scoring, task: Task) -> Importance:
+    """The importance that ``wsc.importance`` sets; its costs are recorded in ``learner.scoring``."""
+    options = learner.config.wsc
+    importance = options.score()
+    if importance is None:
+        importance = as_importance(functools.partial(_score_by_data, learner, task))
+    return Timed(importance, learner)
+
+
+def _score_by_data(learner, task, params, previous):
+    """Scores of a registered importance, in evaluation mode and fp32; records the passes and bytes that it takes."""
+    batches, network, costs = UnaugmentedBatches(learner, task), learner.network, learner.scoring
+    options = learner.config.wsc
+    with restored_modes(network):
+        network.eval()
+        with refusing_backbone("wsc.importance", options.importance, learner.config.convnet_type):
+            scores = registry.importances[options.importance](network, params, previous, batches, options)
+    learner.processes.copy_from_first_(scores.values())  # with other rounding, a process might keep other weights
+    costs["importance_passes"] += batches.images / len(learner.training_indices(task))
+    costs["importance_bytes"] = max(costs["importance_bytes"], sum(score.nbytes for score in scores.values()))
+    return scores
+
+
+@contextlib.contextmanager
+def refusing_backbone(key: str, value: str, backbone: str) -> Iterator[None]:
+    """A context in which torch's errors about differentiating or vectorising ``backbone`` are :class:`UnusableRun`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("derivative for .* is not implemented|torch.func|vmap", str(error)):
+            raise
+        raise UnusableRun(
+            f"{key}: '{value}' cannot be computed for '{backbone}' ({first_line(error)}); choose another value, or "
+            "another backbone"
+        ) from None
+
+
+class UnaugmentedBatches:
+    """Iterable, any number of times, over the images that the task trains on, without augmentation.
+
+    ``wsc.importance_samples`` limits the number of samples, which are drawn with ``seed``. ``images``: the number of
+    images that all processes have passed over so far. ``batches.mean(score(batches.shared()))`` distributes a mean over
+    samples among the processes.
+    """
+
+    def __init__(self, learner: Scoring, task: Task):
+        self.learner, self.images, self.own = learner, 0, 0
+        resets = learner.consolidation.resets if learner.consolidation else 0
+        self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, resets)
+        indices, wanted = learner.training_indices(task), learner.config.wsc.importance_samples
+        self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in self._batches(WHOLE):
+            self.images += len(images)
+            yield images, labels
+
+    def shared(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of the batches.
+
+        A process without a share gets the first batch, since a score needs samples; its score then weighs nothing.
+        """
+        self.images, self.own = self.images + len(self.indices), 0
+        for images, labels in self._batches(self.learner.processes.share_of_batches):
+            self.own += len(images)
+            yield images, labels
+        if not self.own:
+            yield from self._batches(WHOLE, self.learner.config.batch_size)
+
+    def mean(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean over all samples, from ``own``, the mean over the samples that this process has just passed over."""
+        processes, weight = self.learner.processes, self.own / len(self.indices)
+        if processes.count == 1:
+            return dict(own)
+        return {
+            name: processes.sum_(weight * value if weight else torch.zeros_like(value)) for name, value in own.items()
+        }
+
+    def _batches(self, share, number=None):
+        """Batches of all samples, or of the first ``number``."""
+        learner = self.learner
+        targets, size = learner.manager.train_targets, learner.config.batch_size
+        return learner.train_source.batches(self.indices[:number], targets, size, share=share)
+
+
+class Timed:
+    """Wraps an importance and records in ``learner.scoring`` the seconds that it takes and the bytes that it holds."""
+
+    def __init__(self, importance: Importance, learner: Scoring):
+        self.importance, self.learner = importance, learner
+        self.needs_previous = importance.needs_previous
+
+    def track(self, params: Params) -> Tracker:
+        return TimedTracker(self.importance.track(params), self.learner)
+
+    def __repr__(self) -> str:
+        return repr(self.importance)
+
+
+class TimedTracker(Tracker):
+    """The tracker of a :class:`Timed` importance."""
+
+    def __init__(self, tracker: Tracker, learner: Scoring):
+        self.tracker, self.learner, self.of_gradients = tracker, learner, tracker.of_gradients
+        learner.scoring["importance_bytes"] = max(learner.scoring["importance_bytes"], tracker.nbytes)
+
+    def check(self, optimizer: Optimizer, steps: int) -> None:
+        self.tracker.check(optimizer, steps)
+
+    def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
+        """On a GPU, times the launch of the work only, so that no step waits."""
+        with self._timed():
+            self.tracker.follow(optimizer, skipped)
+
+    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
+        self._wait()
+        with self._timed():
+            scores = self.tracker.scores(optimizer, steps, previous)
+            self._wait()
+        return scores
+
+    @property
+    def nbytes(self) -> int:
+        return self.tracker.nbytes
+
+    def state_dict(self) -> State:
+        return self.tracker.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.tracker.load_state_dict(state)
+
+    @contextlib.contextmanager
+    def _timed(self):
+        start = time.perf_counter()
+        yield
+        self.learner.scoring["importance_seconds"] += time.perf_counter() - start
+
+    def _wait(self):
+        synchronize(self.learner.device)

@@ -1,0 +1,1 @@
+"""Methods that distil the network before the task."""

@@ -1,0 +1,1 @@
+"""Methods whose network grows with the tasks."""

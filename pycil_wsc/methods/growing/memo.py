@@ -1,0 +1,53 @@
+from dataclasses import dataclass
+
+from torch import nn
+
+from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.errors import UserError
+from pycil_wsc.keys import key
+from pycil_wsc.methods.growing.der import DER
+from pycil_wsc.networks.nets import ExpandingNet
+from pycil_wsc.networks.timm_models import is_timm
+from pycil_wsc.registry import register_learner
+from pycil_wsc.training.learner_config import LearnerConfig
+
+
+@register_learner("memo", epochs=170, milestones=[80, 120, 150])
+class MEMO(DER):
+    """MEMO (Zhou et al., 2023): DER in which tasks share the backbone except its last stage. PyCIL's defaults."""
+
+    @dataclass(frozen=True)
+    class Options(DER.Options):
+        train_base: bool = key(
+            True,
+            "train the shared trunk in later tasks too, also by gradients through the old blocks",
+            decides="later tasks",
+        )
+        train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
+
+    @classmethod
+    def check(cls, config: LearnerConfig) -> str | None:
+        if is_timm(config.convnet_type):
+            return (
+                f"model_name: 'memo' splits the backbone, which '{config.convnet_type}' does not support; "
+                "use 'der', or a built-in backbone"
+            )
+        return super().check(config)
+
+    @classmethod
+    def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
+        if not hasattr(backbone, "split"):
+            raise UserError(
+                f"convnet_type: '{config.convnet_type}' has no split() into a shared trunk and a block per task, "
+                "which MEMO needs; use another backbone or another learner"
+            )
+
+    def build(self) -> nn.Module:
+        backbone = self.new_backbone()
+        self.check_backbone(backbone, self.config)
+        return ExpandingNet(backbone, share_trunk=True)
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.network.trunk.requires_grad_(self.config.options.train_base or not task.index)
+        self.network.blocks[:-1].requires_grad_(self.config.options.train_adaptive)

@@ -1,0 +1,1 @@
+"""Methods without memory that penalise changes of important weights."""

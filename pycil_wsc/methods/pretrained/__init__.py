@@ -1,0 +1,1 @@
+"""Methods for a pre-trained backbone, which is frozen or tuned once."""

@@ -1,0 +1,107 @@
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.methods.pretrained.simplecil import SimpleCIL
+from pycil_wsc.networks import layers
+from pycil_wsc.networks.heads import CosineHead
+from pycil_wsc.networks.layers import eval_frozen
+from pycil_wsc.networks.nets import Backbone, IncrementalNet
+from pycil_wsc.registry import register_learner
+from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.learner_config import LearnerConfig
+from pycil_wsc.training.phase import Phase
+
+
+@register_learner(
+    "aper_finetune",
+    convnet_type="cosine_resnet32",
+    init_epoch=50,
+    init_milestones=[],
+    init_lr=0.01,
+    epochs=20,
+    milestones=[],
+    lrate=0.001,
+    weight_decay=0.005,
+    min_lr=1e-8,
+    scheduler="cosine",
+    nme=False,
+)
+class APERFinetune(SimpleCIL):
+    """APER with finetuning (Zhou et al., IJCV 2024): prototypes in the features of two networks.
+
+    One has learned the first task. The other is a copy that was tuned on the second task's classes alone. As in PyCIL
+    both start from random weights.
+    """
+
+    epoch_keys = ("epochs",)
+
+    def build(self) -> nn.Module:
+        return TwoBranchNet(self.new_backbone())
+
+    def grow(self, task: Task) -> None:
+        if task.index == 1:
+            self.network.branch(task.num_seen)
+        super().grow(task)
+
+    def begin_task(self, task: Task) -> None:
+        self.first = self.first_class(task)
+
+    def end_task(self, task: Task) -> None:
+        super().end_task(task)
+        self.network.head.scale.data.fill_(1)  # PyCIL's head for two branches is a new one
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        if not task.index:
+            yield self.main_phase(task)
+        if task.index == 1:
+            phase = self.main_phase(task, self.network.tuned.parameters())
+            phase.network, phase.loss = self.network.tuned, self.tuning_loss
+            yield phase
+
+    def tuning_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy over the classes of the second task."""
+        logits = self.network.tuned(batch.images)
+        return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
+
+    @classmethod
+    def planned_epochs(cls, config: LearnerConfig, task: Task) -> int:
+        return super().planned_epochs(config, task) if task.index < 2 else 0
+
+
+class Branch(nn.Sequential):
+    """A backbone and a head, whose frozen parts stay in evaluation mode."""
+
+    def train(self, mode: bool = True) -> "Branch":
+        super().train(mode)
+        eval_frozen(self)
+        return self
+
+
+class TwoBranchNet(IncrementalNet):
+    """A backbone that stays as the first task left it, beside a copy that the second task tunes.
+
+    From the second task on the features are those of both, (B, 2 d).
+    """
+
+    def __init__(self, backbone: Backbone):
+        super().__init__(backbone, CosineHead)
+        self.tuned: Branch | None = None  # the copy, and the head it is tuned with
+
+    @torch.no_grad()
+    def branch(self, classes: int) -> None:
+        """Add the second branch, with a new head of ``classes`` rows; the prototypes so far stand for both branches."""
+        self.tuned = Branch(copy.deepcopy(self.backbone), CosineHead(self.backbone.out_dim, classes))
+        self.backbone.requires_grad_(False)
+        self.head.weight = nn.Parameter(self.head.weight.repeat(1, 2))
+
+    def depths(self) -> dict[nn.Parameter, int]:
+        found = super().depths()
+        return found if self.tuned is None else found | layers.depths([self.tuned[0]])
+
+    def extract(self, images: Tensor) -> Tensor:
+        features = self.backbone(images)
+        return features if self.tuned is None else torch.cat([features, self.tuned[0](images)], 1)

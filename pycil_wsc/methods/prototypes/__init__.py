@@ -1,0 +1,1 @@
+"""Methods that keep a mean feature of each class instead of images."""

@@ -1,0 +1,1 @@
+"""Baselines, and methods that train on exemplars beside the new images."""

@@ -1,0 +1,134 @@
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from pycil_wsc import seeding
+from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.keys import key
+from pycil_wsc.methods.replay.replay import Replay
+from pycil_wsc.networks.heads import part_of
+from pycil_wsc.registry import register_learner
+from pycil_wsc.state import State
+from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.learner import Arguments
+
+
+@register_learner("cls_er", epochs=70, milestones=[30, 50])
+class CLSER(Replay):
+    """Complementary learning systems with ER (Arani et al., ICLR 2022, https://arxiv.org/abs/2201.12604).
+
+    Two moving averages of the weights are updated after a random fraction of the steps, the plastic one more often than
+    the stable one. Replayed logits are drawn to those of the average that gives the label the higher probability. The
+    stable average is tested, and the next task goes on from the weights that were trained. Statistics of batch norm are
+    averaged, too.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        consistency: float = key(
+            0.1, "weight of the distance from the averages' logits (0.1 is the default of the authors' program)", low=0
+        )
+        plastic_rate: float = key(
+            0.9,
+            "fraction of the steps that update the plastic average (0.9 is the default of the authors' program)",
+            low=0,
+            high=1,
+        )
+        stable_rate: float = key(
+            0.7,
+            "fraction of the steps that update the stable average (0.7 is the default of the authors' program)",
+            low=0,
+            high=1,
+        )
+        plastic_decay: float = key(
+            0.999,
+            "fraction of the plastic average that an update keeps (0.999 is the default of the authors' program)",
+            low=0,
+            below=1,
+        )
+        stable_decay: float = key(
+            0.999,
+            "fraction of the stable average that an update keeps (0.999 is the default of the authors' program)",
+            low=0,
+            below=1,
+        )
+
+    needs_exemplars = True
+    averages = True
+    plain_first_task = False  # its average is tested
+
+    plastic: nn.Module
+    stable: nn.Module
+
+    def __init__(self, *arguments: Unpack[Arguments]):
+        super().__init__(*arguments)
+        self.steps = 0  # optimiser steps in all tasks
+        self.working: list[Tensor] = []  # the network's weights, while it has those of the stable average
+
+    @torch.no_grad()
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        for name in ("plastic", "stable"):
+            grown = copy.deepcopy(self.network).requires_grad_(False)
+            if task.index:
+                for old, new in zip(tensors(getattr(self, name)), tensors(grown), strict=True):
+                    part_of(new, old).copy_(old)
+            setattr(self, name, grown)
+
+    @torch.no_grad()
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        for own, grown in zip(self.working, tensors(self.network)):
+            part_of(grown, own).copy_(own)
+        self.working = []
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        if not len(self.memory):
+            return super().loss(batch)
+        with torch.no_grad():
+            plastic, stable = self.plastic(batch.images).float(), self.stable(batch.images).float()
+        labels = batch.targets[:, None]
+        surer = stable.softmax(1).gather(1, labels) > plastic.softmax(1).gather(1, labels)
+        wanted = torch.where(surer, stable, plastic)
+        logits = self.network(batch.images).float()
+        distances = (logits - wanted).square().mean(1)
+        replayed = self.mean_over(distances, batch.from_memory)
+        return self.cross_entropy(logits, batch.targets) + self.config.options.consistency * replayed, logits
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self.steps += 1
+        options = self.config.options
+        seed = seeding.derived_seed(self.config.seed, "averages", self.steps)
+        first, second = np.random.default_rng(seed).random(2)
+        if first < options.plastic_rate:
+            self._update(self.plastic, options.plastic_decay)
+        if second < options.stable_rate:
+            self._update(self.stable, options.stable_decay)
+
+    def _update(self, average, decay):
+        decay = min(1 - 1 / (self.steps + 1), decay)
+        torch._foreach_lerp_(tensors(average), tensors(self.network), 1 - decay)
+
+    @torch.no_grad()
+    def end_task(self, task: Task) -> None:
+        super().end_task(task)
+        self.working = [value.clone() for value in tensors(self.network)]
+        torch._foreach_copy_(tensors(self.network), tensors(self.stable))
+
+    def get_extra_state(self) -> State:
+        return super().get_extra_state() | {"steps": self.steps, "working": self.working}
+
+    def set_extra_state(self, state: State) -> None:
+        super().set_extra_state(state)
+        self.steps = state["steps"]
+        self.working = [value.to(self.device) for value in state["working"]]
+
+
+def tensors(network: nn.Module) -> list[Tensor]:
+    """The weights and floating-point statistics of a network."""
+    return [value for value in network.state_dict().values() if value.is_floating_point()]

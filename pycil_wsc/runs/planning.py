@@ -1,0 +1,104 @@
+"""What learners cost, in advance: the number of training images of each task; and whether they can be built."""
+
+import functools
+import json
+
+import numpy as np
+
+from pycil_wsc.data.configured import check_divided_memory
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.tasks.tasks import Task, TaskSequence
+from pycil_wsc.errors import UserError, WrongPlan
+from pycil_wsc.keys import declared
+from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.networks.nets import check_features
+from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.seeding import derived_seed, restored
+from pycil_wsc.state import State
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner_config import LearnerConfig
+from pycil_wsc.training.toolbox import configured_backbone
+
+
+def planned_images(config: LearnerConfig, manager: TaskSequence) -> int:
+    """The number of training images of a whole run: the final value of ``images_trained``."""
+    return sum(plan_of(config, manager))
+
+
+def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = None) -> list[int]:
+    """The number of training images of each task.
+
+    ``start``: as in :class:`pycil_wsc.runs.run.Run`; images of earlier tasks count as planned. Raises a
+    :class:`UserError` if the method cannot learn a task.
+    """
+    learner = configured_learner(config)
+    plan: list[int] = []
+    given = config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars
+    memory = ExemplarMemory(*given).counting()  # there is no network yet
+    if start:
+        memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
+        plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()
+    for task in manager.tasks[len(plan) :]:
+        if learner.needs_new_classes and not task.num_new:
+            raise UserError(
+                f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
+                "use another method, such as 'replay' or 'wsc'"
+            )
+        rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
+        update = functools.partial(memory.update, task, manager.train_targets, None, rng, map)
+        quotas = learner.quotas(config, task, manager)
+        if learner.chooses_first:
+            update(quotas)
+        number, place = (task.num_seen, "of") if learner.chooses_first else (task.num_old, "before")
+        if learner.needs_exemplars and len(memory) < number:
+            raise UserError(
+                f"model_name: '{config.model_name}' needs exemplars, but the memory cannot hold one of each of the "
+                f"{number} classes {place} task {task.index + 1}; give a larger memory"
+            )
+        if learner.uses_memory and config.memory_size and quotas is None:
+            which = f"the {task.num_old} classes before task {task.index + 1}"
+            check_divided_memory(config, task.num_old, which, "give a larger number, or 0 to keep none")
+        divided = config.memory_size and not config.fixed_memory
+        if quotas is not None and divided and task.num_old and not len(memory):
+            raise UserError(
+                f"memory_size: fewer than one exemplar of each of the {task.num_old} classes before task "
+                f"{task.index + 1}; give a larger number, or 0 to keep none"
+            )
+        plan.append(learner.planned_images(config, task, memory, manager.train_targets))
+        if not learner.chooses_first:
+            update(quotas)
+    return plan
+
+
+def check_backbone(config: LearnerConfig, image_size: int) -> None:
+    """Raise a :class:`UserError` if the run's backbone cannot be built or used, by the method or at all.
+
+    It is built once for all runs of a process that share it, without downloading weights.
+    """
+    values = {name: getattr(config, name) for name in ("convnet_options", *declared(BackboneOptions))}
+    learner = configured_learner(config)
+    wanted = learner, image_size, json.dumps(values, sort_keys=True)
+    if wanted not in _buildable:
+        with restored([]):
+            weights = config.pretrained if isinstance(config.pretrained, str) else False
+            backbone = configured_backbone(config, image_size, weights)
+            learner.check_backbone(backbone, config)
+            check_features(backbone, image_size, config.convnet_type)
+        _buildable.add(wanted)
+
+
+def check_plan(plan: list[int], learner: BaseLearner, task: Task) -> None:
+    """Raise a :class:`WrongPlan` unless ``learner`` has trained on as many images as planned up to ``task``."""
+    if learner.config.operations_like or learner.config.task_seconds:
+        return  # the plan is that of the epochs, and the budget decides
+    plan = plan[: task.index + 1]
+    if learner.images_trained != sum(plan):
+        trained = learner.images_trained - sum(plan[:-1])
+        raise WrongPlan(
+            f"the learner '{learner.config.method}' trained on {trained:,} images in task {task.index + 1}, but"
+            f" {plan[-1]:,} were planned; its class must list the epochs of every phase in epoch_keys"
+            f" ({', '.join(learner.epoch_keys)}), or override planned_images"
+        )
+
+
+_buildable: set[tuple[type[BaseLearner], int, str]] = set()

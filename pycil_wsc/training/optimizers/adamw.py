@@ -1,0 +1,18 @@
+import torch
+
+from pycil_wsc.registry import register_optimizer
+from pycil_wsc.training.optimization import Group
+from pycil_wsc.training.options import OptimizerOptions
+
+
+# torch's defaults; PyCIL's learning rate of 0.1, which is also the default of `wsc.average_lr`, is for SGD
+@register_optimizer(
+    "adamw",
+    **dict.fromkeys(("init_lr", "lrate"), 1e-3),
+    **dict.fromkeys(("init_weight_decay", "weight_decay"), 0.01),
+    **{"wsc.average_lr": None},
+)
+def adamw(groups: list[Group], config: OptimizerOptions) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter, 2019) with the key ``betas``."""
+    first, second = config.betas
+    return torch.optim.AdamW(groups, betas=(first, second), fused=True)
