@@ -447,6 +447,19 @@ def test_exemplars_take_at_most_the_bytes_they_may(budget, months):
     assert learner.history[0]["exemplars"] == with_files // 2 * 2
 
 
+def test_the_logits_that_are_stored_with_exemplars_count_as_bytes(months):
+    """Two classes, then three: an exemplar takes its pixels and a float32 for each class."""
+    budget = 8 * 8 * 3 * 9 + 5
+    learner = learned(*months[:2], name="derpp", memory_bytes=budget)
+    logits = learner._state["learner"]["_extra_state"]["stored"]["logits"]["values"]
+    assert learner._held.train.images.nbytes + logits.nbytes <= budget
+    fit = [budget // (8 * 8 * 3 + 4 * classes) // classes * classes for classes in (2, 3)]
+    assert [line["exemplars"] for line in learner.history] == fit == [8, 6]
+    tight = learned(months[0], name="derpp", memory_bytes=8 * 8 * 3 * 3)
+    with pytest.raises(UserError, match="^memory_bytes: the memory holds 2 exemplars, fewer than one for each of 3 cl"):
+        tight.learn(months[1])
+
+
 def test_a_task_that_cannot_be_written_is_learned_again_not_twice(months, tmp_path):
     learner = learned(months[0], out=tmp_path / "work")
     with patch.object(shelves, "write", side_effect=OSError("disk full")), pytest.raises(OSError):

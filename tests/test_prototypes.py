@@ -107,6 +107,20 @@ def test_the_backbone_of_cosine_classifiers_has_signed_features_and_learned_shor
     assert torch.equal(block(x), expected)
 
 
+def test_aper_has_the_schedule_of_pycils_file_and_with_a_shorter_one_that_of_its_code(tmp_path):
+    """Stock aper_finetune.json gives 200 and 20 epochs; a file that leaves a key out gets the default of the code."""
+    names = ("init_epoch", "init_lr", "init_weight_decay", "epochs", "lrate", "weight_decay")
+    own = resolve({"model_name": "aper_finetune"})
+    assert [getattr(own, name) for name in names] == [200, 0.01, 0.05, 20, 0.005, 0.05]
+    path = tmp_path / "aper_finetune.json"
+    stock = {"trained_epoch": 200, "init_weight_decay": 0.05, "tuned_epoch": 20, "finetune_lr": 0.005}
+    stock |= {"model_name": "aper_finetune", "optimizer": "sgd", "weight_decay": 0.05}
+    path.write_text(json.dumps(stock))
+    assert [getattr(load(path)[0], name) for name in names] == [getattr(own, name) for name in names]
+    path.write_text(json.dumps({"model_name": "aper_finetune", "optimizer": "sgd", "tuned_epoch": 20}))
+    assert [getattr(load(path)[0], name) for name in names] == [50, 0.01, 5e-4, 20, 0.001, 0.005]
+
+
 def test_adam_in_pycils_file_of_aper_is_adamw_with_the_constants_of_sgd_as_there(tmp_path):
     path = tmp_path / "aper_finetune.json"
     for epochs, optimizer, rates in (("tuned_epoch", "adamw", (0.01, 0.004)), ("epochs", "adam", (1e-3, 0.004))):

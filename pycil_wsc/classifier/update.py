@@ -48,6 +48,7 @@ from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run, end_of, losses
 from pycil_wsc.seeding import lock_of_threads
 from pycil_wsc.training.prediction import best_classes
+from pycil_wsc.training.toolbox import capacity_of
 
 ONE_AT_A_TIME = lock_of_threads()  # training draws from the random generators of the process
 REJECTED = "rejected"  # the folder in ``out`` with a file for each rejected update
@@ -202,10 +203,12 @@ class Update:
 
     def _check_memory(self, classes: int) -> None:
         """Raise a :class:`UserError` if the memory would lose all of its exemplars, as it cannot hold one per class."""
-        own = configured_learner(self.config).measures_quotas  # checked when the task is planned
+        method = configured_learner(self.config)
+        own = method.measures_quotas  # checked when the task is planned
         if self.held is not None and len(self.held.train) and not own:
             remedy = "save the learner, and load it with a larger {key}"
-            check_divided_memory(self.config, classes, f"{classes} classes", remedy)
+            size = capacity_of(self.config, method.stored_bytes, classes)
+            check_divided_memory(self.config, classes, f"{classes} classes", remedy, size)
 
     def _tests(self, stream: Dataset) -> Split | None:
         """The user's images for the gate, with classes by number; None without any.

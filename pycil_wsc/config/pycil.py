@@ -36,8 +36,8 @@ OF_ALL_TASKS = {  # in the files of methods that have one schedule for all tasks
     "epochs": ("init_epoch", "epochs"),
     "weight_decay": ("init_weight_decay", "weight_decay"),
 }
-# in aper_finetune.json "adam" is AdamW, with the constants that SGD has there
-APERS_ADAM = {"init_lr": 0.01, "lrate": 0.001, "init_weight_decay": 5e-4, "weight_decay": 0.005}
+# what a file of aper_finetune leaves out, which PyCIL's own does not
+OF_APERS_CODE = {"init_epoch": 50, "init_lr": 0.01, "lrate": 0.001, "init_weight_decay": 5e-4, "weight_decay": 0.005}
 ONE_SCHEDULE = ("pass", "il2a", "ssre")
 STOCK_OF = {
     "ssre": {"mode": "parallel_adapters", "threshold": 0.8},
@@ -96,14 +96,16 @@ def our_names(file: Mapping[str, Json], dataset: Json = None) -> dict[str, Json]
         if name in file and ours in file:
             raise UserError(f"{name}: is PyCIL's name of {ours}, which is given, too; leave one of the two out")
     ours = {aliases.get(name, name): value for name, value in file.items() if name not in stock or value != stock[name]}
-    return _with_apers_rates(ours) if method == "aper_finetune" and not aliases.keys().isdisjoint(file) else ours
+    return _as_apers_code_has_it(ours) if method == "aper_finetune" and not aliases.keys().isdisjoint(file) else ours
 
 
-def _with_apers_rates(ours: dict[str, Json]) -> dict[str, Json]:
+def _as_apers_code_has_it(ours: dict[str, Json]) -> dict[str, Json]:
+    """With the constants of PyCIL's code where its file has none. Its "adam" is AdamW, with those of SGD."""
     optimizer = ours.get("optimizer")
     if isinstance(optimizer, list) and "adam" in optimizer:
         raise UserError("optimizer: 'adam' has its own rates in PyCIL's aper_finetune.json; give it in 'runs'")
-    return APERS_ADAM | ours | {"optimizer": "adamw"} if optimizer == "adam" else ours
+    ours = OF_APERS_CODE | ours
+    return ours | {"optimizer": "adamw"} if optimizer == "adam" else ours
 
 
 def is_configuration(name: str, model_name: Json) -> bool:

@@ -74,10 +74,7 @@ def with_memory_size(options: D, images: np.ndarray) -> D:
     """
     if options.memory_bytes is None:
         return options
-    if images.dtype == np.uint8:
-        size = math.prod(images.shape[1:])
-    else:
-        size = sum(image_status(path).st_size for path in images.tolist()) / len(images)
+    size = bytes_of(images[:1]) if images.dtype == np.uint8 else bytes_of(images) / len(images)
     if 0 < options.memory_bytes < size:
         raise UserError(
             f"memory_bytes: {options.memory_bytes} bytes are less than an image takes ({math.ceil(size)}); give a "
@@ -86,15 +83,25 @@ def with_memory_size(options: D, images: np.ndarray) -> D:
     return dataclasses.replace(options, memory_size=int(options.memory_bytes // size))
 
 
-def check_divided_memory(options: MemoryOptions, classes: int, which: str, remedy: str) -> None:
+def bytes_of(images: np.ndarray) -> int:
+    """The bytes of ``images`` as they are stored: of the pixels, uint8 (N, H, W, 3), or of the files, (N,) paths."""
+    if images.dtype == np.uint8:
+        return images.nbytes
+    return sum(image_status(path).st_size for path in images.tolist())
+
+
+def check_divided_memory(
+    options: MemoryOptions, classes: int, which: str, remedy: str, size: int | None = None
+) -> None:
     """Raise a :class:`UserError` if a memory that is divided among ``classes`` holds fewer than one exemplar of each.
 
-    ``which``: these classes in words; ``remedy``: what to do, with ``{key}`` for the key that sets the size.
+    ``which``: these classes in words; ``remedy``: what to do, with ``{key}`` for the key that sets the size; ``size``:
+    the number of exemplars, if it is not ``memory_size``.
     """
+    size = options.memory_size if size is None else size
     divided = not options.fixed_memory and registry.exemplars[options.exemplars].by_class
-    if divided and options.memory_size < classes:
+    if divided and size < classes:
         key = "memory_size" if options.memory_bytes is None else "memory_bytes"
         raise UserError(
-            f"{key}: the memory holds {options.memory_size} exemplars, fewer than one for each of {which}; "
-            f"{remedy.format(key=key)}"
+            f"{key}: the memory holds {size} exemplars, fewer than one for each of {which}; {remedy.format(key=key)}"
         )

@@ -115,7 +115,8 @@ class MemoryOptions:
     )
     memory_bytes: int | None = key(
         None,
-        "total size of the exemplars in bytes (of pixels or, on average, of files), instead of the keys above",
+        "total size of the exemplars in bytes, instead of the keys above: of pixels or, on average, of files, and of "
+        "what the method stores with each, such as DER++'s logits",
         low=0,
         decides="later tasks",
         names="folder",

@@ -10,7 +10,18 @@ import pandas as pd
 
 from pycil_wsc.errors import UserError, one_line
 from pycil_wsc.report.groups import DEFAULT, Group, Options
-from pycil_wsc.report.rows import MEASURES, PAPER, SCHEDULES, Column, by_memory, measured, melted, memory_text, scores
+from pycil_wsc.report.rows import (
+    AVERAGE,
+    MEASURES,
+    PAPER,
+    SCHEDULES,
+    Column,
+    by_memory,
+    measured,
+    melted,
+    memory_text,
+    scores,
+)
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
 from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, seeds_of
@@ -19,7 +30,7 @@ from pycil_wsc.report.trials import tuning
 from pycil_wsc.results import ALL
 from pycil_wsc.results.identity import distinguishing_keys
 
-TRAINING, SPENT, *_ = MEASURES["cost"]
+TRAINING, SPENT, *_, HELD = MEASURES["cost"]
 
 
 def tables(group: Group) -> Iterator[Table]:
@@ -222,7 +233,24 @@ def cost(group: Group) -> Table:
     spent = measured(group.rows, SPENT)
     spared = bool((~np.isnan(spent) & (spent != measured(group.rows, TRAINING))).any())
     columns = [column for column in MEASURES["cost"] if spared or column != SPENT]
-    return _listing(group, "cost", "All runs: cost", columns, texts("cost", machines, spared))
+    known = not np.isnan(measured(group.rows, HELD)).all()
+    if known:
+        columns.append(AVERAGE)
+    table = _listing(group, "cost", "All runs: cost", columns, texts("cost", machines, spared, known))
+    if known:
+        _mark_best_of_their_size(table.cells)
+    return table
+
+
+def _mark_best_of_their_size(cells: pd.DataFrame) -> None:
+    """Set ``best`` in the column of the bytes that are held where no row with as few or fewer is more accurate."""
+    sizes = cells.loc[cells["column"] == HELD.label, "mean"].dropna()
+    accuracies = cells.loc[cells["column"] == AVERAGE.label, "mean"]
+    accuracies.index -= 1  # the cell to the right
+    for place, size in sizes.items():
+        rivals = sizes.index[sizes <= size]
+        if len(sizes) > 1 and accuracies[place] >= accuracies[rivals].max():
+            cells.loc[place, "best"] = True
 
 
 def after_last_task(group: Group, version: str = "trace") -> Table:

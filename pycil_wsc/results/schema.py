@@ -140,6 +140,8 @@ class ImageResult(Result):
     importance_bytes: Number | None = None
     importance_passes: Number | None = None
     parameters: Number | None = None
+    held_bytes: Number | None = None
+    held: Json = None  # the parts of ``held_bytes``
     data: Fingerprint | None = None  # numbers of samples and a hash
     class_order: list[int] | None = None
     class_names: list[str] | None = None

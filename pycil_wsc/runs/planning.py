@@ -6,7 +6,6 @@ import json
 import numpy as np
 
 from pycil_wsc.data.configured import check_divided_memory
-from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
@@ -17,7 +16,7 @@ from pycil_wsc.seeding import derived_seed, restored
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.learner_config import LearnerConfig
-from pycil_wsc.training.toolbox import configured_backbone
+from pycil_wsc.training.toolbox import configured_backbone, configured_memory
 
 
 def planned_images(config: LearnerConfig, manager: TaskSequence) -> int:
@@ -33,8 +32,7 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
     """
     learner = configured_learner(config)
     plan: list[int] = []
-    given = config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars
-    memory = ExemplarMemory(*given).counting()  # there is no network yet
+    memory = configured_memory(config, learner.stored_bytes).counting()  # there is no network yet
     if start:
         memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
         plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()
@@ -57,7 +55,8 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
             )
         if learner.uses_memory and config.memory_size and quotas is None:
             which = f"the {task.num_old} classes before task {task.index + 1}"
-            check_divided_memory(config, task.num_old, which, "give a larger number, or 0 to keep none")
+            remedy = "give a larger number, or 0 to keep none"
+            check_divided_memory(config, task.num_old, which, remedy, memory.capacity(task.num_old))
         divided = config.memory_size and not config.fixed_memory
         if quotas is not None and divided and task.num_old and not len(memory):
             raise UserError(

@@ -45,6 +45,8 @@ def result_of(
         train_flops=last["train_flops"],
         peak_memory_bytes=journal.peak_memory,
         parameters=last["parameters"],
+        held_bytes=last.get("held_bytes"),  # this and the next are missing in checkpoints of earlier versions
+        held=last.get("held"),
         data=data,
         class_order=order,
         class_names=class_names,

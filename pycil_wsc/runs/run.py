@@ -77,7 +77,7 @@ class Run(Monitor):
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
-        self.evaluator = Evaluator(self.learner, self.test_source, self._check)
+        self.evaluator = Evaluator(self.learner, self.test_source, self._check, dataset.train.images)
         self.records = Records(config.analyse, self.learner, self.folder)
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         largest = int(np.bincount(self.manager.train_targets, minlength=1).max())

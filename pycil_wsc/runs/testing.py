@@ -2,31 +2,37 @@
 
 from collections.abc import Callable
 
+import numpy as np
 from torch import Tensor
 
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.files import Json
 from pycil_wsc.results import metrics
+from pycil_wsc.runs.held import held
 from pycil_wsc.runs.predictions import predictions, predictions_of
 from pycil_wsc.training.learner import BaseLearner
 
 
 class Evaluator:
-    """Tests ``learner`` on the images of ``source``.
+    """Tests ``learner`` on the images of ``source``. ``trained_on``: all training images, as in :func:`held`.
 
     ``check(finite, what)`` raises an exception unless the flag ``finite``, on the device, is set in all processes.
     """
 
-    def __init__(self, learner: BaseLearner, source: Source, check: Callable[[Tensor, str], None]) -> None:
+    def __init__(
+        self, learner: BaseLearner, source: Source, check: Callable[[Tensor, str], None], trained_on: np.ndarray
+    ) -> None:
         self.learner = learner
         self.source = source
+        self.trained_on = trained_on
         self.check = check
         self.confusion: list[list[float]] | None = None  # after the last task, of at most metrics.MOST_CONFUSED classes
 
     def test(self, task: Task) -> dict[str, Json]:
         """What ``metrics.jsonl`` tells of the task just learned; has accuracies if there are test images."""
         learner = self.learner
+        parts = held(learner, self.trained_on)
         line = {
             "task": task.index,
             "num_seen": task.num_seen,
@@ -34,6 +40,8 @@ class Evaluator:
             "images_trained": learner.images_trained,
             "train_flops": learner.train_flops,
             "parameters": sum(parameter.numel() for parameter in learner.network.parameters()),
+            "held_bytes": None if parts is None else sum(parts.values()),
+            "held": parts,
             **learner.costs(),
         }
         if len(task.test_indices):

@@ -158,6 +158,14 @@ class Hooks(Toolbox):
     # ---- what is known from the configuration alone ------------------------------------------------------------------
 
     @classmethod
+    def stored_bytes(cls, config: LearnerConfig, num_seen: int) -> int:
+        """The bytes that are stored with each exemplar (``self.stored``) once ``num_seen`` classes are known.
+
+        The key ``memory_bytes`` pays for them as for the images.
+        """
+        return 0
+
+    @classmethod
     def check(cls, config: LearnerConfig) -> str | None:
         """One line that says what is wrong with the learner's own options, or None."""
 

@@ -43,6 +43,7 @@ class Toolbox(nn.Module):
     extract: Callable[[Tensor], Tensor]
     classify: Callable[[Tensor], Tensor]
     mixes: bool  # a class attribute of the method
+    stored_bytes: Callable[[LearnerConfig, int], int]
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Toolbox(nn.Module):
         super().__init__()
         self.config, self.manager, self.train_source, self.device = config, manager, train_source, device
         self.processes = processes  # they share every batch and hold the same weights
-        self.memory = ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars)
+        self.memory = configured_memory(config, self.stored_bytes)
         self.images_trained = self.train_flops = 0
         self.spending = Spending()
         self.step_cost: int | None = None  # operations per image of the current phase
@@ -342,6 +343,24 @@ class Toolbox(nn.Module):
     def freeze(self) -> None:
         """Turn off gradients of the parts that the configuration freezes."""
         freeze(self)
+
+
+def configured_memory(config: LearnerConfig, stored_bytes: Callable[[LearnerConfig, int], int]) -> ExemplarMemory:
+    """An empty memory as configured; ``stored_bytes``: the method's hook."""
+    capacity = functools.partial(capacity_of, config, stored_bytes)
+    return ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars, capacity)
+
+
+def capacity_of(config: LearnerConfig, stored_bytes: Callable[[LearnerConfig, int], int], num_seen: int) -> int:
+    """The number of exemplars in all once ``num_seen`` classes are known, with ``fixed_memory`` false.
+
+    ``memory_bytes`` also pays for what is stored with each, so that fewer fit the more classes there are.
+    """
+    size = config.memory_size
+    if config.memory_bytes is None or not size:
+        return size
+    # an image takes memory_bytes / memory_size bytes, or a little less
+    return config.memory_bytes * size // (config.memory_bytes + size * stored_bytes(config, num_seen))
 
 
 def configured_backbone(config: LearnerConfig, image_size: int | None, pretrained: bool | str) -> Backbone:

@@ -33,7 +33,8 @@ def sample_the_stream(pool: Pool) -> dict[int, np.ndarray]:
         number = ALL if memory.per_class == ALL else memory.per_class * task.num_new
         chosen, kept = pool.rng.permutation(task.train_indices)[:number], memory.classes
     else:
-        chosen = reservoir(memory.indices, memory.seen, task.train_indices, memory.total, pool.rng)
+        capacity = memory.capacity(task.num_seen)
+        chosen = reservoir(memory.indices, memory.seen, task.train_indices, capacity, pool.rng)
         kept = {}
     labels = targets[chosen]
     order = np.argsort(labels, kind="stable")

@@ -19,15 +19,24 @@ class ExemplarMemory:
 
     With ``fixed``, each class keeps ``per_class`` exemplars. Otherwise ``total`` exemplars are divided equally among
     the classes seen; as the quota shrinks, a class keeps its first exemplars. ``strategy`` names the registered choice
-    (:mod:`pycil_wsc.data.memory.choices`).
+    (:mod:`pycil_wsc.data.memory.choices`). ``capacity``: number of classes seen -> number of exemplars to divide, if less
+    than ``total`` fit, since something is stored with each.
 
     A quota above the size of a class keeps the whole class; 0 keeps nothing. If all samples are kept, nothing is
     chosen, and no features are needed. If a task has new samples of a known class, a choice by class chooses its
     exemplars again, from the present exemplars and the new samples.
     """
 
-    def __init__(self, fixed: bool, per_class: int, total: int, strategy: str) -> None:
+    def __init__(
+        self,
+        fixed: bool,
+        per_class: int,
+        total: int,
+        strategy: str,
+        capacity: Callable[[int], int] | None = None,
+    ) -> None:
         self.fixed, self.per_class, self.total, self.strategy = fixed, per_class, total, strategy
+        self._capacity = capacity
         self.classes: dict[int, np.ndarray] = {}  # class -> indices of its exemplars, most important first
         self.seen = 0  # number of samples of all tasks so far
         self.tasks = 0  # number of tasks whose exemplars are chosen
@@ -44,8 +53,12 @@ class ExemplarMemory:
         """The exemplars of tasks before ``task``, of which some may have been chosen already: indices (n,)."""
         return self.indices[~np.isin(self.indices, task.train_indices)]
 
+    def capacity(self, num_seen: int) -> int:
+        """The number of exemplars in all, if it is divided among ``num_seen`` classes."""
+        return self._capacity(num_seen) if self._capacity else self.total
+
     def quota(self, num_seen: int) -> int:
-        return self.per_class if self.fixed else self.total // num_seen
+        return self.per_class if self.fixed else self.capacity(num_seen) // num_seen
 
     def update(
         self,
@@ -89,7 +102,7 @@ class ExemplarMemory:
     def counting(self) -> ExemplarMemory:
         """A copy that holds as many exemplars of each class, but needs no features: by class, it draws them."""
         strategy = "random" if registry.exemplars[self.strategy].by_class else self.strategy
-        memory = ExemplarMemory(self.fixed, self.per_class, self.total, strategy)
+        memory = ExemplarMemory(self.fixed, self.per_class, self.total, strategy, self._capacity)
         memory.load_state_dict(self.state_dict())
         return memory
 

@@ -43,8 +43,8 @@ class SI(PenalisingLearner):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.path: Weights = {}  # by how much each weight's steps have reduced the loss in this task
-        self.start: Weights = {}  # the weights before the task
+        self.path: Weights = {}  # by how much each weight's steps have reduced the loss; empty between tasks
+        self.start: Weights = {}  # the weights before the task; empty between tasks
         # for each parameter: name, parameter, its gradient, its value before the step
         self.step: list[tuple[str, nn.Parameter, Tensor, Tensor]] = []
 
@@ -88,6 +88,8 @@ class SI(PenalisingLearner):
     @torch.no_grad()
     def end_task(self, task: Task) -> None:
         super().end_task(task)
+        self.path = {}
+        self.start = {}
         for value in self.importance.values():
             value.clamp_(min=0)
 

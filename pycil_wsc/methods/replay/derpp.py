@@ -9,6 +9,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.learner_config import LearnerConfig
 
 
 @register_learner("derpp", epochs=70, milestones=[30, 50])
@@ -29,6 +30,10 @@ class DERpp(Replay):
         )
 
     needs_exemplars = True
+
+    @classmethod
+    def stored_bytes(cls, config: LearnerConfig, num_seen: int) -> int:
+        return 4 * num_seen  # float32 logits
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if not len(self.memory):

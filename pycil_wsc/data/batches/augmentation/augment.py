@@ -10,6 +10,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import avg_pool2d
 
+from pycil_wsc.devices import widest_float
+
 
 def random_crop_flip(images: Tensor, padding: int, flip: bool, generator: Generator | None) -> Tensor:
     """Zero-pad, crop at random to the original size and flip at random: uint8 (B, H, W, C) -> the same shape."""
@@ -68,25 +70,59 @@ def flip(images: Tensor, mirror: Tensor) -> Tensor:
 
 
 def autocontrast(maps: Tensor) -> Tensor:
-    """Stretch each channel to 0..255: uint8 (B, C, H, W) -> the same shape.
+    """Stretch each channel to 0..255, as PIL does: uint8 (B, C, H, W) -> the same shape.
 
-    Equals torchvision's, which assigns by masks, for which the host synchronises.
+    PIL computes in double precision and truncates, so that a level that is an integer may become the one below. On a
+    device without float64 a few levels therefore differ by one.
     """
-    low = maps.amin((2, 3), keepdim=True).float()
-    scale = (maps.amax((2, 3), keepdim=True) - low) * (1 / 255)
-    flat = scale == 0  # channels of one value stay
-    return ((maps - low.where(~flat, 0.0)) / scale.where(~flat, 1.0)).clamp_(0, 255).to(torch.uint8)
+    low = maps.amin((2, 3), keepdim=True).to(widest_float(maps.device))
+    width = maps.amax((2, 3), keepdim=True) - low
+    flat = width == 0  # channels of one value stay
+    scale = torch.full_like(width, 255).div(width)  # torch's `255 / width` multiplies by a rounded reciprocal
+    scale = scale.where(~flat, 1.0)
+    offset = (-low * scale).where(~flat, 0.0)
+    return (maps * scale + offset).clamp_(0, 255).to(torch.uint8)
+
+
+def color(maps: Tensor, factor: float) -> Tensor:
+    """PIL's ``Color``, a blend with the image in grey: uint8 (B, 3, H, W) -> the same shape."""
+    return _blended(grey(maps), maps, factor)
+
+
+def contrast(maps: Tensor, factor: float) -> Tensor:
+    """PIL's ``Contrast``, a blend with the mean of the image in grey: uint8 (B, 3, H, W) -> the same shape."""
+    pixels = maps.shape[2] * maps.shape[3]
+    total = grey(maps).sum((2, 3), keepdim=True)
+    mean = (2 * total + pixels) // (2 * pixels)  # rounded half up
+    return _blended(mean, maps, factor)
 
 
 def sharpness(maps: Tensor, factor: float) -> Tensor:
-    """Blend with the smoothed image, as PIL does; the border stays: uint8 (B, C, H, W) -> the same shape.
+    """PIL's ``Sharpness``, a blend with the smoothed image, whose border stays: uint8 (B, C, H, W) -> the same shape.
 
     torchvision's copies its kernel to the device at each call.
     """
     smooth = maps.float()
     inner = smooth[:, :, 1:-1, 1:-1]
     smooth[:, :, 1:-1, 1:-1] = ((9 * avg_pool2d(smooth, 3, 1) + 4 * inner) / 13).round()
-    return (smooth + factor * (maps - smooth)).clamp(0, 255).to(torch.uint8)
+    return _blended(smooth, maps, factor)
+
+
+def solarize(maps: Tensor, threshold: float) -> Tensor:
+    """Invert the values from ``threshold``, 0..256, on: uint8 (B, C, H, W) -> the same shape."""
+    return torch.where(maps < threshold, maps, 255 - maps)
+
+
+def grey(maps: Tensor) -> Tensor:
+    """Luma in PIL's fixed-point arithmetic: uint8 (B, 3, H, W) -> int32 (B, 1, H, W)."""
+    red, green, blue = maps.to(torch.int32).split(1, dim=1)
+    return (19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16
+
+
+def _blended(degenerate, maps, factor):
+    """PIL's blend of a degenerate image, in 0..255, with the image, which truncates."""
+    degenerate = degenerate.float()
+    return (degenerate + factor * (maps - degenerate)).clamp(0, 255).to(torch.uint8)
 
 
 def resize(images: Tensor, side: int, interpolation: str) -> Tensor:

@@ -4,6 +4,7 @@ Does what PyCIL does with PIL for single images: each draws one of 25 policies o
 and then a black square half as wide as the image.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -13,8 +14,9 @@ from torchvision.transforms import AutoAugment as Policies
 from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms.v2 import functional as F
 
-from pycil_wsc.data.batches.augmentation.augment import autocontrast, sharpness
+from pycil_wsc.data.batches.augmentation.augment import autocontrast, color, contrast, sharpness, solarize
 from pycil_wsc.data.batches.augmentation.operations import Choices, Operation
+from pycil_wsc.devices import widest_float
 
 GREY = 128
 POLICIES = Policies(AutoAugmentPolicy.CIFAR10).policies  # 25 pairs of (operation, probability, magnitude 0..9)
@@ -93,13 +95,14 @@ def cutout(images: Tensor, centres: Tensor) -> Tensor:
 
 
 def _sheared(maps, value):
-    """Move (x + value * y, y) to (x, y) by PIL's cubic interpolation."""
+    """Move (x + value * y, y) to (x, y) by PIL's cubic interpolation, in its double precision where there is one."""
     height, width = maps.shape[2:]
-    y = torch.arange(height, device=maps.device)[:, None] + 0.5
-    x = torch.arange(width, device=maps.device) + 0.5 + value * y  # (H, W), in pixels
+    kind = widest_float(maps.device)
+    y = torch.arange(height, device=maps.device, dtype=kind)[:, None] + 0.5
+    x = torch.arange(width, device=maps.device, dtype=kind) + 0.5 + value * y  # (H, W), in pixels
     left = (x - 0.5).floor()
     d = x - 0.5 - left
-    taps = [_columns(maps, left.long() + tap).float() for tap in (-1, 0, 1, 2)]
+    taps = [_columns(maps, left.long() + tap).to(kind) for tap in (-1, 0, 1, 2)]
     v1, v2, v3, v4 = taps
     cubic = v2 + d * (v3 - v1 + d * (2 * (v1 - v2) + v3 - v4 + d * (v2 - v1 - v3 + v4)))
     return torch.where((x >= 0) & (x < width), cubic.clamp(0, 255).to(torch.uint8), GREY)
@@ -119,14 +122,17 @@ def _shifted(maps, value):
 
 
 def _rotated(maps, degrees):
-    """Rotate about the centre; the nearest pixel counts."""
+    """Rotate about the centre; the nearest pixel counts, by PIL's coordinates in fixed point, which has 16 bits."""
     height, width = maps.shape[2:]
-    angle = -np.radians(degrees)
-    cos, sin = float(np.cos(angle)), float(np.sin(angle))
-    dx = torch.arange(width, device=maps.device) + 0.5 - width / 2
-    dy = torch.arange(height, device=maps.device)[:, None] + 0.5 - height / 2
-    x = (cos * dx + sin * dy + width / 2).floor().long()  # (H, W)
-    y = (cos * dy - sin * dx + height / 2).floor().long()
+    angle = -math.radians(degrees % 360)
+    cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    left = width / 2 - (cos * width + sin * height) / 2 + (cos + sin) / 2  # the upper left pixel's place before
+    top = height / 2 - (cos * height - sin * width) / 2 + (cos - sin) / 2
+    left, top, cos, sin = (math.floor(value * 2**16 + 0.5) for value in (left, top, cos, sin))
+    column = torch.arange(width, device=maps.device)
+    row = torch.arange(height, device=maps.device)[:, None]
+    x = (left + cos * column + sin * row) >> 16  # (H, W)
+    y = (top + cos * row - sin * column) >> 16
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     places = y.clamp(0, height - 1) * width + x.clamp(0, width - 1)
     return torch.where(inside, maps.flatten(2)[:, :, places.flatten()].view_as(maps), GREY)
@@ -142,10 +148,10 @@ OPERATIONS: dict[str, Operation] = {  # with values that have a sign
     "Equalize": lambda maps, value: F.equalize(maps),
     "Invert": lambda maps, value: F.invert(maps),
     "Posterize": lambda maps, value: F.posterize(maps, round(abs(value))),
-    "Solarize": lambda maps, value: F.solarize(maps, abs(value)),
+    "Solarize": lambda maps, value: solarize(maps, abs(value)),
     "Brightness": lambda maps, value: F.adjust_brightness(maps, 1 + value),
-    "Color": lambda maps, value: F.adjust_saturation(maps, 1 + value),
-    "Contrast": lambda maps, value: F.adjust_contrast(maps, 1 + value),
+    "Color": lambda maps, value: color(maps, 1 + value),
+    "Contrast": lambda maps, value: contrast(maps, 1 + value),
     "Sharpness": lambda maps, value: sharpness(maps, 1 + value),
     "Rotate": _rotated,
     "ShearX": _sheared,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import functional as F
 
-from pycil_wsc.data.batches.augmentation.augment import autocontrast, sharpness
+from pycil_wsc.data.batches.augmentation.augment import autocontrast, color, contrast, sharpness, solarize
 from pycil_wsc.data.batches.augmentation.operations import Choices, Operation
 
 LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # timm's rand-m9-mstd0.5-inc1; magnitudes are 0..10
@@ -94,10 +94,10 @@ OPERATIONS: dict[str, Operation] = {  # with magnitudes in -1..1; timm's "increa
     "Invert": lambda maps, level: F.invert(maps),
     "Rotate": _rotate,
     "PosterizeIncreasing": lambda maps, level: F.posterize(maps, 4 - int(4 * abs(level))),
-    "SolarizeIncreasing": lambda maps, level: F.solarize(maps, 256 - min(256, int(256 * abs(level)))),
+    "SolarizeIncreasing": lambda maps, level: solarize(maps, 256 - min(256, int(256 * abs(level)))),
     "SolarizeAdd": _solarize_add,
-    "ColorIncreasing": _enhanced(F.adjust_saturation),
-    "ContrastIncreasing": _enhanced(F.adjust_contrast),
+    "ColorIncreasing": _enhanced(color),
+    "ContrastIncreasing": _enhanced(contrast),
     "BrightnessIncreasing": _enhanced(F.adjust_brightness),
     "SharpnessIncreasing": _enhanced(sharpness),
     "ShearX": lambda maps, level: _affine(maps, b=0.3 * level),
