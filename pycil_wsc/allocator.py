@@ -1,7 +1,12 @@
-"""The C library's allocator on the CPU: keeps freed memory between steps, returns it between runs (glibc only)."""
+"""The host's memory: how much is free, and the C library's allocator.
 
+That keeps freed memory between steps and returns it between runs (glibc only).
+"""
+
+import contextlib
 import ctypes
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +37,23 @@ def return_freed_memory() -> None:
     """Return free memory to the system; a forked process would otherwise hold a copy of it."""
     if malloc_trim := getattr(_libc(), "malloc_trim", None):
         malloc_trim(0)
+
+
+def free_host_memory() -> float:
+    """Bytes that this process can still take of the host's memory and swap; infinite where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kilobytes = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
+        free = 1024.0 * (kilobytes["MemAvailable"] + kilobytes["SwapFree"])
+    except (OSError, ValueError, LookupError):  # not Linux
+        return float("inf")
+    group = Path("/sys/fs/cgroup")  # of a container
+    with contextlib.suppress(OSError, ValueError):  # ValueError: "max", as it has no limit
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(cached.get("inactive_file", 0)))
+    return free
 
 
 def _libc() -> ctypes.CDLL | None:

@@ -37,6 +37,11 @@ class WrongPlan(Exception):
     """A learner did not train on the planned number of images: an error in its class."""
 
 
+def lack_of_memory(error: BaseException) -> str:
+    """The message of a command that ran out of memory."""
+    return f"there is not enough memory ({described(error).rstrip(': ')}); free some, or give the command less at once"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type if it has no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

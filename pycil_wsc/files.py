@@ -1,4 +1,4 @@
-"""Atomic writing of files: under a temporary name in the same folder, then renamed. Also locks."""
+"""Reading of files, and atomic writing: under a temporary name in the same folder, then renamed. Also locks."""
 
 import contextlib
 import errno
@@ -6,15 +6,63 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from pycil_wsc.errors import Unwritable, UserError
 
 Json: TypeAlias = Any  # a JSON value: what it has within is checked where it is read, not by its type
+NO_FILE = "not a file but a pipe or a device"
+LARGEST_JSON = 1 << 30  # bytes of a JSON file
+
+
+def check_file(path: str | Path) -> os.stat_result:
+    """The status of a file that is to be opened.
+
+    Raises ``OSError`` if there is none, and for a pipe or a device: to open a pipe would wait for ever, and a device
+    may have no end. A folder from elsewhere, such as a received learner, may have them in place of files.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # to open a folder fails anyway
+        raise OSError(errno.EINVAL, NO_FILE, os.fspath(path))
+    return status
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """The file, open for reading; raises ``OSError``, also for what :func:`check_file` refuses."""
+    check_file(path)
+    return open(path, "rb")
+
+
+def read_file(path: str | Path) -> bytes:
+    """The content of a file; raises ``OSError``, also for what :func:`check_file` refuses."""
+    with opened(path) as file:
+        return file.read()
+
+
+def working_folder() -> str:
+    """The working folder; in words if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "the working folder, which has been removed"
+
+
+def absolute(path: str | Path) -> Path:
+    """``path`` from the root, with which it holds in whichever folder the process will be.
+
+    Raises a :class:`UserError` for a relative one if the working folder has been removed.
+    """
+    try:
+        return Path(path).absolute()
+    except OSError as error:
+        raise UserError(
+            f"{path}: the working folder, in which this path begins, is gone ({error.strerror}); give the path from /"
+        ) from None
 
 
 def write_atomically(path: str | Path, content: bytes | str, durable: bool = True) -> None:
@@ -35,7 +83,8 @@ def write_together(contents: Mapping[Path, bytes | str], durable: bool = True) -
     try:
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(partials[path], "wb") as file:
+            partials[path].unlink(missing_ok=True)  # left by a process that was killed, or a link to another file
+            with open(partials[path], "xb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 if durable:
                     file.flush()
@@ -111,7 +160,11 @@ def locked_if_writable(folder: str | Path, name: str, wait: bool = True) -> cont
 def read_json(path: str | Path) -> Json:
     """The value in a JSON file. Raises a :class:`UserError` with the path for a file that cannot be read or parsed."""
     try:
-        return json.loads(Path(path).read_bytes(), object_pairs_hook=_without_repeats)
+        with open(path, "rb") as file:  # also a pipe, as of `--config <(command)`
+            content = file.read(LARGEST_JSON + 1)
+        if len(content) > LARGEST_JSON:
+            raise UserError(f"more than {LARGEST_JSON >> 30} GB; give a smaller file")
+        return json.loads(content, object_pairs_hook=_without_repeats)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except OSError as error:

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from pycil_wsc import state
+from pycil_wsc.files import opened, read_file
 from pycil_wsc.state import State, unpacked
 
 LEARNER = ("weights.safetensors", "exemplars.json", "exemplars.npy")  # learner.json has their checksums
@@ -22,7 +23,7 @@ def load_state(path: str | Path) -> State:
 
     These are checkpoints, shared first tasks and weights. Raises the same errors.
     """
-    with open(path, "rb") as file:
+    with opened(path) as file:
         zipped = file.read(2) == b"PK"
     return _load_tensors(path) if zipped else state.load_state(path)
 
@@ -32,9 +33,10 @@ def _load_tensors(path: str | Path) -> State:
 
     ``torch.load`` does not detect damaged tensors, so the checksum of every part of the archive is verified first.
     """
-    content = Path(path).read_bytes()
+    content = read_file(path)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            refuse_compressed(archive, len(content))
             if damaged := archive.testzip():
                 raise ValueError(f"the checksum of its part {damaged} is wrong")
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -46,6 +48,15 @@ def _load_tensors(path: str | Path) -> State:
         raise ValueError(type(error).__name__) from None
 
 
+def refuse_compressed(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise ``ValueError`` if the parts of an archive of ``size`` bytes take more: torch compresses nothing.
+
+    A small file could otherwise take all memory.
+    """
+    if sum(part.file_size for part in archive.infolist()) > size:
+        raise ValueError("it is compressed, unlike what torch writes")
+
+
 def has_learner(folder: Path) -> bool:
     """Whether ``folder`` has a saved learner of format 1."""
     return os.path.isfile(folder / "learner.json")
@@ -53,11 +64,11 @@ def has_learner(folder: Path) -> bool:
 
 def load_learner(folder: Path) -> State:
     """A saved learner of format 1, in the form of the present one. Raises many kinds of exceptions if it is damaged."""
-    content = json.loads((folder / "learner.json").read_bytes())
+    content = json.loads(read_file(folder / "learner.json"))
     if content["version"] != 1:
         return {"format": content["version"]}
     sums = content.pop("sha256")
-    files = {name: (folder / name).read_bytes() for name in LEARNER if name in sums}
+    files = {name: read_file(folder / name) for name in LEARNER if name in sums}
     files["learner.json"] = json.dumps(content, sort_keys=True).encode()
     for name, data in files.items():
         if hashlib.sha256(data).hexdigest() != sums[name]:

@@ -22,7 +22,7 @@ from pycil_wsc.classifier.settings import folder_of, from_python, refusing
 from pycil_wsc.data.images.npz import three_channels
 from pycil_wsc.data.types import normal
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import locked, write_json
+from pycil_wsc.files import locked, read_file, write_json
 
 FILE = "estimator.json"
 FORMAT = 1
@@ -271,7 +271,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         folder = folder_of("folder", folder)
         path = folder / FILE
         with refusing(path, "a saved classifier", "save it again"):
-            content = json.loads(path.read_bytes())
+            content = json.loads(read_file(path))
             for each in (content, *content.get("before", ())):
                 if classifier := cls._described_by(each, folder, device):
                     return classifier
@@ -301,13 +301,14 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         if y is None:
             raise ValueError("ContinualClassifier requires y to be passed, but the target y is None")
         if form_of(X) == "rows":
-            rows, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
+            rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64)
             images = self._pictures(rows, reset, X)
         else:
             images = self._images(X, reset)
             check_consistent_length(images, y)
-            y = column_or_1d(y, warn=True)
-        labels = plain_labels(np.asarray(y))
+            labels = column_or_1d(y, warn=True)
+        labels = plain_labels(np.asarray(labels))
+        check_same("y", y, labels)
         check_classification_targets(labels)
         return images, labels
 
@@ -412,6 +413,22 @@ def plain_labels(labels: np.ndarray) -> np.ndarray:
     return labels + 0.0 if labels.dtype.kind == "f" else labels  # -0.0 is 0.0
 
 
+def check_same(name: str, given: ArrayLike, labels: np.ndarray) -> None:
+    """Raise a :class:`UserError` if the array ``labels`` has other ones than those ``given``, of which NumPy made it.
+
+    It makes "1" of 1 beside a string, 1 of True beside a number, and "a" of "a\\0", and rounds large whole numbers.
+    """
+    pairs = zip(np.asarray(given, object).ravel().tolist(), labels.ravel().tolist(), strict=True)
+    for label, made in pairs:
+        is_number = label == label  # but not nan, which is refused elsewhere
+        is_truth = isinstance(label, (bool, np.bool_))
+        if is_number and label != made or is_truth != isinstance(made, bool):
+            raise UserError(
+                f"{name}: {label!r} would become {made!r} in NumPy's array; give labels of one type, and strings that "
+                "do not end in a zero byte"
+            )
+
+
 def spelled_alike(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Strings that are one name in other Unicode forms as the first of them, a known one if any; others as they are."""
     if labels.dtype.kind != "U" or known.dtype.kind != "U" and len(known):
@@ -427,9 +444,12 @@ def check_labels(labels: np.ndarray, known: np.ndarray, allowed: ArrayLike | Non
     new, old = LABELS[labels.dtype.kind], LABELS[known.dtype.kind]
     if new != old:
         raise UserError(f"y: the labels are {new}, and earlier ones were {old}; give labels of one type")
-    if allowed is not None:
-        allowed = spelled_alike(np.ravel(allowed), labels)
-    if allowed is not None and (others := sorted(set(labels.tolist()) - set(allowed.tolist()))):
+    if allowed is None:
+        return
+    permitted = np.ravel(allowed)
+    check_same("classes", allowed, permitted)
+    permitted = spelled_alike(permitted, labels)
+    if others := sorted(set(labels.tolist()) - set(permitted.tolist())):
         raise UserError(f"classes: {others[0]!r} is in y, but not in classes; add it, or leave out classes")
 
 
@@ -450,7 +470,7 @@ def labels_of(names: Sequence[str], dtype: np.dtype) -> np.ndarray:
 def descriptions(path: Path) -> list[dict[str, object]]:
     """The classifiers that the file at ``path`` describes: the newest, and those of saves that were cut short."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
         return [content, *content.pop("before", ())]
     except (OSError, ValueError, AttributeError):  # there is none, or a damaged one
         return []

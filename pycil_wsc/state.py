@@ -14,7 +14,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from pycil_wsc.files import Json, write_atomically
+from pycil_wsc.files import Json, check_file, read_file, write_atomically
 
 # mark values that JSON lacks, such as {TENSOR: the tensor's name}
 TENSOR, CHANNELS_LAST, TUPLE, PAIRS, FLOAT = "$tensor", "$channels_last", "$tuple", "$pairs", "$float"
@@ -41,7 +41,7 @@ def load_state(path: str | Path) -> State:
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is damaged or of another kind.
     """
-    content = Path(path).read_bytes()
+    content = read_file(path)
     try:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
@@ -62,6 +62,7 @@ def peek_state(path: str | Path) -> State:
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is of another kind.
     """
+    check_file(path)
     try:
         with safetensors.safe_open(path, "pt") as file:
             text = file.get_tensor(JSON).numpy().tobytes()

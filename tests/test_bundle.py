@@ -6,7 +6,6 @@ That every learner predicts the same from its folder is tested in ``test_export.
 import hashlib
 import json
 import shutil
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -19,6 +18,7 @@ from test_task_lists import MONTHS, month, photos
 
 import pycil_wsc
 from pycil_wsc import registry
+from pycil_wsc.classifier import bundle
 from pycil_wsc.classifier.bundle import _load_pyfunc
 from pycil_wsc.errors import UserError
 
@@ -369,9 +369,9 @@ def test_an_export_that_is_replaced_while_it_is_read_is_read_again(exported, fol
     described = (folder / "config.json").read_bytes()
     learner = learned(months[0], name="replay", **QUICK)
     learner.export(folder)
-    read, answers = Path.read_bytes, [described]
+    read, answers = bundle.read_file, [described]
     monkeypatch.setattr(
-        Path, "read_bytes", lambda path: answers.pop() if path.name == "config.json" and answers else read(path)
+        bundle, "read_file", lambda path: answers.pop() if path.name == "config.json" and answers else read(path)
     )
     assert pycil_wsc.load_exported(folder).classes == learner.classes and not answers
 

@@ -1,7 +1,9 @@
 """`learner.check`: what is found in images before they are learned, and how often the test of shift errs."""
 
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -80,6 +82,35 @@ def test_unreadable_files_duplicates_and_near_empty_classes_are_found(tmp_path):
     assert learner.check(f"folder:{february}", fewest=6).near_empty == {"cat": 5, "empty": 0}
     with pytest.raises(UserError, match="nowhere"):
         learner.check(f"folder:{tmp_path / 'nowhere'}")
+
+
+def test_links_that_lead_nowhere_and_pipes_are_found_with_all_others(tmp_path):
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES)
+    february = tmp_path / "february"
+    photos(february, ["cat", "bee"], 2)
+    (february / "bee/broken.png").write_bytes(b"no image")
+    (february / "bee/gone.png").symlink_to("nowhere.png")
+    (february / "cat/loop.png").symlink_to("loop.png")
+    os.mkfifo(february / "cat/pipe.png")
+    (february / "cat/zero.png").symlink_to("/dev/zero")
+    sources = [
+        f"folder:{february}",
+        ([str(path) for path in sorted(february.glob("*/*.png"))], ["bee"] * 6 + ["cat"] * 7),
+    ]
+    for source in sources:
+        for one in (learner, Learner("wsc")):
+            found = one.check(source)
+            reasons = {Path(path).name: why for path, why in found.unreadable}
+            assert reasons.keys() == {"broken.png", "gone.png", "loop.png", "pipe.png", "zero.png"}
+            assert "No such file" in reasons["gone.png"] and "a pipe or a device" in reasons["pipe.png"]
+            assert found.classes == {"bee": 4, "cat": 4} and found.images == 13
+    only = tmp_path / "only"
+    (only / "cat").mkdir(parents=True)
+    (only / "cat/gone.png").symlink_to("nowhere.png")
+    assert len(learner.check(f"folder:{only}").unreadable) == 1
+    for name in ("gone.png", "pipe.png"):  # an image that is there no more does not make the others new
+        (tmp_path / "january/cat" / name).symlink_to("nowhere.png")
+    assert learner.check(f"folder:{tmp_path / 'january'}").learned_before == 1
 
 
 def test_images_that_a_task_was_learned_from_are_recognised_as_a_whole(learner):

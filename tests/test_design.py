@@ -44,7 +44,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     **dict.fromkeys(LEAVES, ["pycil_wsc.errors", "pycil_wsc.allocator"]),
     "pycil_wsc.keys": ["pycil_wsc.errors", "pycil_wsc.files"],
     "pycil_wsc.state": ["pycil_wsc.errors", "pycil_wsc.files"],
-    "pycil_wsc.old_formats": ["pycil_wsc.errors", "pycil_wsc.state"],
+    "pycil_wsc.old_formats": ["pycil_wsc.errors", "pycil_wsc.files", "pycil_wsc.state"],
     **{f"pycil_wsc.{room}": [*LEAVES, "pycil_wsc.consolidation", *rooms_up_to(room)] for room in ROOMS},
     "pycil_wsc.consolidation": ["pycil_wsc.consolidation"],
     "pycil_wsc.plugins": ["pycil_wsc.consolidation", "pycil_wsc.plugins"],

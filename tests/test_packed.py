@@ -3,6 +3,7 @@
 import json
 import lzma
 import os
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from small_runs import results, undrawn, write
 
 from main import main
 from pycil_wsc.files import locked
+from pycil_wsc.report.__main__ import main as reporting
+from pycil_wsc.results import packed
 from pycil_wsc.results.__main__ import main as packing
 from pycil_wsc.results.packed import lines, pack, unpack
 
@@ -256,3 +259,68 @@ def test_results_under_other_names_are_nothing_to_pack(tmp_path, capsys):
     os.rename(here / folder / "result.json", here / folder / "run.json")
     assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 2
     assert "no finished run found" in capsys.readouterr().err and not (tmp_path / "runs.jsonl").exists()
+
+
+# ---- files that hold more than they look -----------------------------------------------------------------------------
+
+
+def test_a_small_file_that_holds_gigabytes_is_one_line_and_takes_no_memory(monkeypatch, tmp_path, capsys):
+    """10 MB of zeros stand for gigabytes: a line is cut where it becomes too long."""
+    monkeypatch.setattr(packed, "LONGEST", 1 << 16)
+    file = tmp_path / "runs.jsonl.xz"
+    file.write_bytes(lzma.compress(bytes(10**7), preset=0))
+    assert file.stat().st_size < 30_000
+    tracemalloc.start()
+    assert packing(["unpack", str(file), str(tmp_path / "runs")]) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert capsys.readouterr().err == f"error: {file}: line 1 is not a finished run; restore the file\n"
+    assert peak < 3 * 10**6 and not (tmp_path / "runs").exists()
+
+
+def test_whole_runs_that_are_too_many_are_refused_before_any_is_written(monkeypatch, tmp_path, capsys):
+    here, _ = sweep(tmp_path / "sweep", 1)
+    file = tmp_path / "runs.jsonl.xz"
+    pack(here, file)
+    run = next(lines(file))
+    copies = [json.dumps(run.model_copy(update={"folder": f"seed{n}"}).model_dump()) + "\n" for n in range(9)]
+    file.write_bytes(lzma.compress("".join(copies).encode()))
+    monkeypatch.setattr(packed, "LARGEST", sum(map(len, copies)) - 1)
+    assert packing(["unpack", str(file), str(tmp_path / "runs")]) == 2
+    assert "has more than" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    monkeypatch.setattr(packed, "LARGEST", sum(map(len, copies)))
+    assert unpack(file, tmp_path / "runs") == (9, 0)
+
+
+def test_what_could_not_be_read_again_is_not_packed(monkeypatch, tmp_path, capsys):
+    here, _ = sweep(tmp_path / "sweep", 1)
+    monkeypatch.setattr(packed, "LARGEST", 100)
+    assert packing(["pack", str(here), str(tmp_path / "runs.jsonl")]) == 2
+    assert "pack into several files" in capsys.readouterr().err and not (tmp_path / "runs.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "runs.jsonl.xz"])
+def test_a_pipe_in_place_of_a_file_of_packed_runs_is_one_line(name, tmp_path, capsys):
+    os.mkfifo(tmp_path / name)
+    assert packing(["unpack", str(tmp_path / name), str(tmp_path / "runs")]) == 2
+    assert "cannot be read (not a file but a pipe or a device)" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_one_line_of_every_command(monkeypatch, tmp_path, capsys):
+    def full(*_):
+        raise MemoryError
+
+    here, _ = sweep(tmp_path / "sweep", 1)
+    config = write(tmp_path, {"model_name": "replay"})
+    commands = {
+        "pycil_wsc.results.__main__._carry_out": lambda: packing(["pack", str(here), "runs.jsonl"]),
+        "pycil_wsc.report.__main__.find_runs": lambda: reporting([str(here)]),
+        "pycil_wsc.launch.command._run": lambda: main(["--config", config]),
+    }
+    for place, command in commands.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(place, lambda *_, **__: full())
+            assert command() == 2
+        assert capsys.readouterr().err == (
+            "error: there is not enough memory (MemoryError); free some, or give the command less at once\n"
+        )

@@ -1,6 +1,8 @@
 """Saved learners: what a folder holds, what a save replaces, and what is refused."""
 
+import contextlib
 import functools
+import hashlib
 import multiprocessing
 import os
 import shutil
@@ -16,6 +18,7 @@ from test_learner import months
 from test_task_lists import photos
 
 from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.versions import FILE
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import load_state, save_state
 
@@ -27,9 +30,10 @@ OLD = Path(__file__).parent / "old_formats"  # written by version 0.2.0 at commi
 
 
 def names(folder):
-    """What is in ``folder``, apart from the lock."""
+    """What is in ``folder``, apart from the lock and the note of the last number."""
+    hidden = {".lock", ".last_version"}
     return sorted(
-        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != ".lock"
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name not in hidden
     )
 
 
@@ -268,6 +272,8 @@ def test_a_forged_learner_is_one_line_or_does_no_harm(shelf, january):
         try:
             learner = Learner.load(shelf, quiet=True, epochs=1)
             learner.predict(images)
+            assert learner.history and repr(learner)
+            learner.save(shelf)
             learner.learn(february)
         except UserError as error:
             assert "\n" not in str(error)
@@ -286,6 +292,11 @@ def test_a_forged_learner_is_one_line_or_does_no_harm(shelf, january):
 
 
 FORGED = [
+    (["version"], "1"),
+    (["parent"], [1]),
+    (["config", "tasks"], [None]),
+    (["ledger", "entries"], [{"data": 5}]),
+    (["ledger", "entries"], [{"when": ["now"]}]),
     (["seen"], [2, 10**9]),
     (["seen"], [10**9]),
     (["info", "padding"], 10**9),
@@ -303,6 +314,117 @@ FORGED = [
     (["ledger", "entries"], [{}, {}]),
     (["ledger", "held_out"], {"labels": torch.tensor([2]), "pixels": torch.zeros(1, 8, 8, 3, dtype=torch.uint8)}),
 ]
+
+
+def test_a_name_that_leads_out_of_a_received_folder_is_refused_without_a_hash(of_files, tmp_path):
+    """An attack: whoever loads the learner and publishes it with copies would publish a private file."""
+    private = tmp_path / "id_rsa"
+    private.write_text("private")
+    (of_files / "exemplars/link.png").symlink_to(private)
+    for name in ("../id_rsa", "exemplars/../../id_rsa", "exemplars/link.png"):
+        with renamed(of_files, name, None), pytest.raises(UserError, match="names a file outside this folder") as error:
+            Learner.load(of_files)
+        assert "\n" not in str(error.value) and name in str(error.value)
+
+
+@pytest.mark.parametrize("is_image", [False, True])
+def test_a_file_that_is_named_without_a_hash_is_not_copied(is_image, of_files, tmp_path):
+    """Not even once the learner has learned more; learners of earlier versions, which noted no hashes, still load."""
+    private = tmp_path / "private.png"
+    if is_image:
+        Image.new("RGB", (16, 16)).save(private)
+    else:
+        private.write_text("private")
+    with renamed(of_files, str(private), None):
+        learner = Learner.load(of_files, quiet=True)
+    refusal = pytest.raises(UserError, match="private.png: is not copied, as the saved learner that names it has no")
+    with refusal:
+        learner.save(tmp_path / "published", copy_images=True)
+    learner.save(tmp_path / "names")
+    if is_image:
+        learner.learn(photos(tmp_path / "february", ["bee"], 2))
+    with refusal:
+        learner.save(tmp_path / "published", copy_images=True)
+    published = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
+    assert all(path.read_bytes() != private.read_bytes() for path in published)
+
+
+def test_what_is_no_image_is_not_copied_though_its_hash_is_right(of_files, tmp_path):
+    private = tmp_path / "passwd"
+    private.write_text("root:x:0:0")
+    with renamed(of_files, str(private), hashlib.sha256(private.read_bytes()).hexdigest()):
+        learner = Learner.load(of_files, quiet=True)
+    with pytest.raises(UserError, match="passwd: not a readable image"):
+        learner.save(tmp_path / "published", copy_images=True)
+    assert "published/exemplars/passwd" not in names(tmp_path) and not (tmp_path / "published" / FILE).exists()
+
+
+@pytest.mark.parametrize("digest", ["0" * 63, "g" * 64, 5, ""])
+def test_what_cannot_be_a_hash_is_one_line(digest, of_files):
+    with (
+        renamed(of_files, "exemplars/x.png", digest),
+        pytest.raises(UserError, match="is not a complete saved learner"),
+    ):
+        Learner.load(of_files)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_device_in_place_of_a_file_is_refused_and_nothing_waits(kind, of_files, tmp_path):
+    """Without a check, each of these waits for ever, or takes all memory; and a link is not written through."""
+    odd = tmp_path / "odd.png"
+    odd.symlink_to("/dev/zero") if kind == "device" else os.mkfifo(odd)
+    with renamed(of_files, str(odd), "0" * 64):
+        learner = Learner.load(of_files, quiet=True)
+    with pytest.raises(UserError, match=r"odd.png: cannot be read \(not a file but a pipe or a device\)"):
+        learner.save(tmp_path / "published", copy_images=True)
+    with pytest.raises(UserError, match="odd.png: no longer exists"):
+        learner.learn(photos(tmp_path / "february", ["bee"], 2))
+    learner = Learner.load(of_files, quiet=True)
+    (of_files / "versions").mkdir()
+    for place in ("versions/000001.safetensors", "versions/000007.safetensors", ".last_version"):
+        (of_files / place).unlink(missing_ok=True)
+        shutil.copy(odd, of_files / place, follow_symlinks=False) if kind == "device" else os.mkfifo(of_files / place)
+    assert [each["version"] for each in Learner.versions(of_files)] == [1]
+    with pytest.raises(UserError, match="has no version 7; it has 1"):
+        Learner.load(of_files, version=7)
+    victim = tmp_path / "victim"
+    victim.write_text("keep me")
+    (of_files / ".learner.safetensors.partial").symlink_to(victim)
+    learner.save(of_files)
+    assert victim.read_text() == "keep me" and learner.version == 8, "a number whose file is odd may have been used"
+    (of_files / FILE).unlink()
+    os.mkfifo(of_files / FILE)
+    with pytest.raises(UserError, match="no saved learner there"):
+        Learner.load(of_files)
+    learner.save(of_files)
+    assert Learner.load(of_files).classes == learner.classes
+
+
+@pytest.fixture(scope="module")
+def of_photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("of_photos")
+    learner = learned(photos(folder / "january", ["cat", "ant"], 1), **OF_FILES)
+    learner.save(folder / "shelf", copy_images=True)
+    return folder / "shelf"
+
+
+@pytest.fixture
+def of_files(of_photos, tmp_path):
+    """The test's own copy of a saved learner with copied exemplars."""
+    return shutil.copytree(of_photos, tmp_path / "shelf")
+
+
+@contextlib.contextmanager
+def renamed(folder, name, digest):
+    """A context in which the saved learner names its first exemplar so, with this hash, and the file is forged well."""
+    path = folder / FILE
+    content = path.read_bytes()
+    state = load_state(path)
+    exemplars = state["exemplars"]
+    files, hashes = [name, *exemplars["files"][1:]], [digest, *exemplars["sha256"][1:]]
+    save_state(path, state | {"exemplars": exemplars | {"files": files, "sha256": hashes}})
+    yield
+    path.write_bytes(content)
 
 
 # ---- where it is saved -----------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def test_a_saved_classifier_goes_on_as_if_it_had_never_been(fitted, tmp_path):
     assert loaded.get_params() == classifier.get_params() | {"random_state": classifier.learner_.config.seed}
     assert np.array_equal(loaded.predict_proba(rows), classifier.predict_proba(rows))
     assert loaded.classes_.dtype == classifier.classes_.dtype and loaded.n_features_in_ == rows.shape[1]
-    files = [path for path in tmp_path.iterdir() if path.suffix != ".lock" != path.name]
+    files = [path for path in tmp_path.iterdir() if path.suffix != ".lock" != path.name != ".last_version"]
     assert sorted(path.name for path in files) == ["estimator.json", "learner.safetensors"]
     labels = np.arange(len(rows)) % 3
     one, other = (ContinualClassifier.load(tmp_path).partial_fit(rows, labels) for _ in range(2))
@@ -360,6 +360,40 @@ def test_whole_numbers_of_two_types_stay_whole_numbers(months):
     assert classifier.classes_.dtype == labels.dtype and set(classifier.predict(images)) <= set(classifier.classes_)
     with pytest.raises(ValueError, match="^y: 18446744073709551615 is too large for the type of the known labels"):
         classifier.partial_fit(images[:2], np.array([1, 2**64 - 1], np.uint64))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["a", 1, "b", "b"],
+        [1, "1", 1, "1"],
+        ["a\0", "a", "b", "b"],
+        [True, 2, 0, 2],
+        [b"a", "a", "b", "b"],
+        [2**63 + 1, -1, 1, 1],
+    ],
+)
+def test_labels_that_numpy_would_change_or_merge_are_refused(labels):
+    rows = IMAGES[..., 0].reshape(len(IMAGES), -1)
+    for made in (labels, np.array(labels, object)):
+        for samples in (IMAGES, rows):
+            with pytest.raises(ValueError, match="^y: ") as error:
+                small().fit(samples, made)
+            assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="^classes: .* would become "):
+        small().partial_fit(IMAGES, np.array(labels).astype(str), classes=labels)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_row_is_learned_as_one_image_is(number):
+    images = IMAGES[:number]
+    rows = images[..., 0].reshape(number, -1).astype(float)
+    rows[:, 0] = np.arange(number)  # not all equal
+    for samples in (images, rows):
+        classifier = small(1).fit(samples, ["a", "b"][:number])
+        assert set(classifier.predict(samples)) <= {"a", "b"} and classifier.classes_.tolist() == ["a", "b"][:number]
+    classifier.partial_fit(rows[:1], ["c"])
+    assert classifier.predict_proba(rows[:1]).shape == (1, number + 1)
 
 
 def test_labels_of_another_type_are_refused_and_change_nothing(fitted):

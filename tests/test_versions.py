@@ -475,6 +475,46 @@ def test_a_file_that_is_no_learner_hides_no_version(learners, shelf):
     assert Learner.versions(shelf) == expected
 
 
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", bytes(100)])
+def test_a_damaged_present_version_is_called_damaged_and_its_number_is_not_used_again(damage, learners, shelf):
+    learner = Learner.load(shelf, quiet=True)
+    (shelf / "learner.safetensors").write_bytes(damage)
+    asks = {
+        r"shelf: its present version, learner.safetensors, is damaged; .* \(kept: 1, 2\)": learner.rollback,
+        r"its present version is damaged: load another one, such as version=2": learner.reload,
+        r"has no version 3; it has 1, 2; its present version, .* is damaged": lambda: Learner.load(shelf, version=3),
+    }
+    for message, ask in asks.items():
+        with pytest.raises(UserError, match=message) as error:
+            ask()
+        assert "\n" not in str(error.value)
+    assert [each["version"] for each in Learner.versions(shelf)] == [1, 2] and learner.version == 3
+    other = Learner.load(shelf, quiet=True, version=2)  # which does not know that there was a third
+    other.save(shelf)
+    assert other.version == 4 and tasks_of(shelf) == 2
+    learner.save(shelf)
+    assert learner.version == 5 and tasks_of(shelf) == 3
+
+
+def test_no_number_is_used_twice_though_nothing_but_a_damaged_version_is_left(learners, tmp_path):
+    for _ in range(3):
+        learners[0].save(tmp_path, versions=1)
+    (tmp_path / "learner.safetensors").write_bytes(b"?")
+    learners[1].save(tmp_path)
+    assert learners[1].version == 4
+
+
+def test_where_no_number_was_noted_the_damaged_version_had_the_one_after_those_that_are_kept(learners, shelf):
+    """As in the folders of earlier versions."""
+    (shelf / ".last_version").unlink()
+    (shelf / "learner.safetensors").write_bytes(b"?")
+    learners[0].save(shelf)
+    assert learners[0].version == 4
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 

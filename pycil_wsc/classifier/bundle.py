@@ -37,7 +37,7 @@ from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import readable_json, write_together
+from pycil_wsc.files import read_file, readable_json, write_together
 from pycil_wsc.state import State, packed, unpacked
 from pycil_wsc.version import __version__
 
@@ -117,7 +117,7 @@ def _refuse_files_of_others(folder: Path) -> None:
     for name, sign in signs.items():
         path = folder / name
         with refusing(path, "text", remedy):
-            if path.is_file() and sign not in path.read_text(encoding="utf-8", errors="replace"):
+            if path.is_file() and sign not in read_file(path).decode(errors="replace"):
                 raise UserError(f"{path}: was not written by an export; {remedy}")
     if (folder / WEIGHTS).is_file() and not (folder / CONFIG).is_file():
         raise UserError(f"{folder / WEIGHTS}: was not written by an export; {remedy}")
@@ -172,7 +172,7 @@ def load_exported(folder: str | Path, device: str = "cpu") -> Answers:
 
 
 def _read(folder: Path) -> tuple[State, bytes]:
-    return json.loads((folder / CONFIG).read_bytes()), (folder / WEIGHTS).read_bytes()
+    return json.loads(read_file(folder / CONFIG)), read_file(folder / WEIGHTS)
 
 
 def _sha256(content: bytes) -> str:

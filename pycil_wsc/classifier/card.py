@@ -14,6 +14,7 @@ import numpy as np
 from pycil_wsc.classifier.answers import Tested
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError, one_line
+from pycil_wsc.files import read_file
 
 Matrix = list[list[float | None]]
 LICENCE = "# license: for the owner to choose; the next export keeps it\n"
@@ -100,7 +101,7 @@ def card(path: Path, held: Dataset, told: Told, matrix: Matrix | None) -> str:
 def licence_of(path: Path) -> str:
     """The lines that the owner has given the card in ``path`` about the licence; "" if there are none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode().replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError):
         return ""
     head = re.match(r"---\n(.*?)^---$", text, re.DOTALL | re.MULTILINE)

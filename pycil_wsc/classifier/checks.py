@@ -12,7 +12,7 @@ from pycil_wsc.classifier.drift import Shift, compared
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import Key
 from pycil_wsc.config.options import Config
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.files import decode, image_status
 from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
@@ -152,14 +152,30 @@ def _duplicates(keys: list[Key], hashes: list[str | None], known: dict[str, str]
 
 
 def _learned_before(part: Dataset, present: SavedLearner | None) -> int | None:
-    """The task with the same images and class names, counted from 1.
+    """The task with the same images and class names, counted from 1; files that are not there do not count.
 
     Raises a :class:`UserError` for images of another form or size than those of earlier tasks.
     """
+    train = part.train
+    if not train.in_memory:
+        there = [number for number, path in enumerate(train.images.tolist()) if _is_there(path)]
+        if not there:
+            return None
+        if len(there) < len(train):
+            part = replace(part, train=Split(train.images[there], train.targets[there]), fingerprint=None)
     none = Split(part.test.images[:0], part.test.targets[:0])
     stream = extended(present.held if present else None, replace(part, test=none))
     *hashes, own = [task["sha256"] for task in (stream.fingerprint or {})["tasks"]]
     return hashes.index(own) + 1 if own in hashes else None
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is an image file: no link that leads nowhere, no pipe, ..."""
+    try:
+        image_status(path)
+    except UserError:
+        return False
+    return True
 
 
 def _shift(

@@ -10,28 +10,47 @@ from pathlib import Path
 import numpy as np
 
 from pycil_wsc import registry
+from pycil_wsc.data.images.files import decode
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import write_atomically
+from pycil_wsc.files import read_file, write_atomically
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
 
 COPIES = "exemplars"
 
 
 def name_of(path: str, folder: Path, sha256: str | None, copy: bool) -> str:
-    """The name by which ``folder`` refers to the image file ``path``: within the folder, or an absolute path."""
-    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
-    if not inside.startswith(os.pardir):
-        return inside
-    if not copy and not _is_anothers_copy(path):
+    """The name by which ``folder`` refers to the image file ``path``: within the folder, or an absolute path.
+
+    The path may come from a learner that somebody else has saved, who could name any file of this machine. So a file is
+    copied only if its content is known to him already, by its hash, and if it is an image.
+    """
+    if is_inside(path, folder):
+        return os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+    copied_before = _hash_in_name(path)
+    if not copy and not copied_before:
         return os.path.abspath(path)
+    known = sha256 or copied_before
+    if not known:
+        raise UserError(
+            f"{path}: is not copied, as the saved learner that names it has no hash of it; learn this image again, or "
+            "save without copy_images"
+        )
     content = _content(path)
-    if sha256 not in (None, found := _sha256(content)):
+    found = _sha256(content)
+    if not found.startswith(known):
         raise UserError(f"{path}: is another image than the one that was learned; restore the exemplar's file")
     name = f"{COPIES}/{found[:32]}{Path(path).suffix}"
     if not _is_copy(folder / name):
+        decode(path)
         write_atomically(folder / name, content)
     return name
+
+
+def is_inside(path: str, folder: Path) -> bool:
+    """Whether the file ``path`` is below ``folder``, wherever links lead."""
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+    return not inside.startswith(os.pardir)
 
 
 def remove_copies(folder: Path, keep: Collection[str]) -> None:
@@ -49,12 +68,17 @@ def remove_copies(folder: Path, keep: Collection[str]) -> None:
 def _is_copy(path: Path) -> bool:
     """Whether a file is named by the hash of its content, as copies are."""
     named = re.fullmatch(r"[0-9a-f]{32}", path.stem)
-    return bool(named) and path.is_file() and _sha256(path.read_bytes())[:32] == path.stem
+    return bool(named) and path.is_file() and _sha256(read_file(path))[:32] == path.stem
 
 
-def _is_anothers_copy(path: str) -> bool:
-    """Whether a file is a copy in another saved learner's folder, which may remove it when it is saved again."""
-    return Path(path).parent.name == COPIES and bool(re.fullmatch(r"[0-9a-f]{32}", Path(path).stem))
+def _hash_in_name(path: str) -> str:
+    """The first 32 digits of the SHA-256 of a copy in another saved learner's folder; "" of another file.
+
+    That learner may remove its copies when it is saved again.
+    """
+    name = Path(path)
+    is_named_so = name.parent.name == COPIES and re.fullmatch(r"[0-9a-f]{32}", name.stem)
+    return name.stem if is_named_so else ""
 
 
 def _is_unfinished_copy(path: Path) -> bool:
@@ -64,6 +88,15 @@ def _is_unfinished_copy(path: Path) -> bool:
 def hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
     """The SHA-256 of each image file: the ``known`` one, or that of its present content."""
     return {path: known.get(path) or file_hash(path) for path in _files(splits)}
+
+
+def known_hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
+    """The ``known`` SHA-256 of each image file that has one.
+
+    The others are named by a learner of an earlier version, which noted no hashes, or by one that claims to be: their
+    present content does not prove what was learned.
+    """
+    return {path: known[path] for path in _files(splits) if path in known}
 
 
 def digests_of(split: Split, known: Mapping[str, str]) -> np.ndarray:
@@ -122,7 +155,7 @@ def _files(splits: Iterable[Split]) -> list[str]:
 
 def _content(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_file(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); make the image readable, or restore it") from None
 

@@ -58,6 +58,8 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
         raise UserError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
     except ValueError as error:
         raise UserError(f"{path}: is not a complete file of weights ({error}); {again}") from None
+    except MemoryError:
+        raise UserError(f"{path}: there is not enough memory to load it; free some") from None
     with refusing(path, "a file of weights of this version", again, named=True):  # its checksums match
         info = checked_info(state["info"])
         config = without_dropped(state["config"]) | {"device": str(device), "pretrained": False}

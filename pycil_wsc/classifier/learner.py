@@ -40,6 +40,7 @@ from pycil_wsc.classifier.update import ONE_AT_A_TIME, Update, answers_of
 from pycil_wsc.classifier.versions import (
     FILE,
     Version,
+    is_damaged,
     listed,
     make_present,
     number_of,
@@ -48,7 +49,7 @@ from pycil_wsc.classifier.versions import (
     signature,
 )
 from pycil_wsc.config.completion import complete
-from pycil_wsc.data.images.sources import Source, read_source
+from pycil_wsc.data.images.sources import Source, read_listed
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
@@ -209,7 +210,7 @@ class Learner(Answering):
         """
         fewest, level = whole_number("fewest", fewest), probability("level", level)
         present, answers, config = self._saved, self._answers, self.config
-        part = as_configured(read_source(source, config.data_root), config)
+        part = as_configured(read_listed(source, config.data_root), config)
         return checked(part, present, answers, config, fewest, level)
 
     def _advice(self) -> str:
@@ -304,19 +305,27 @@ class Learner(Answering):
             learned = learned._replace(config=values_of(self.config, self.config.tasks), ledger=ledger)
             try:
                 with locked(folder):
-                    number = shelf.write(folder, learned, copy_images, limit, self._parent_in(folder))
+                    known = self._number_in(folder)
+                    number = shelf.write(folder, learned, copy_images, limit, self._parent_in(folder), known)
                     self._place = self._place._replace(folder=folder, signature=signature(folder), number=number)
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
             self._answers = self.answers.with_version(number)
 
-    def _parent_in(self, folder: Path) -> int | None:
-        """The version in ``folder`` that this learner was learned from; None if it was not there."""
+    def _number_in(self, folder: Path) -> int:
+        """The version of this learner in ``folder``; 0 if it was not there."""
         place = self._place
         if place.folder is None or not place.number or place.folder.resolve() != folder.resolve():
+            return 0
+        return place.number
+
+    def _parent_in(self, folder: Path) -> int | None:
+        """The version in ``folder`` that this learner was learned from; None if it was not there."""
+        number = self._number_in(folder)
+        if not number:
             return None
         learned_since = self.version is None
-        return place.number if learned_since else parent_of(folder, place.number)
+        return number if learned_since else parent_of(folder, number)
 
     @staticmethod
     def versions(folder: str | Path) -> list[Version]:
@@ -346,7 +355,7 @@ class Learner(Answering):
                 return
             with locked(folder):
                 present = number_of(folder / FILE)
-                if own is not None and present != own:
+                if own is not None and present != own and not is_damaged(folder):
                     raise UserError(
                         f"{folder}: its present version is {present}, but this learner is version {own}; reload it, or "
                         "load the version that you want"

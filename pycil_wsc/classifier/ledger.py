@@ -115,6 +115,24 @@ def problem_of(ledger: Ledger, classes: int, tasks: int) -> str:
         return "digests"
     if type(ledger.temperature) is not float or not 0 < ledger.temperature < math.inf:
         return "temperature"
-    if len(ledger.entries) > tasks or not all(isinstance(entry, dict) for entry in ledger.entries):
+    if len(ledger.entries) > tasks or not all(map(_is_entry, ledger.entries)):
         return "history"
     return ""
+
+
+def _is_entry(value: object) -> bool:
+    """Whether a value from a file is an :class:`Entry`."""
+    if not isinstance(value, dict):
+        return False
+    data = value.get("data")
+    if data is not None and not (isinstance(data, dict) and _has(data, {"name": str, "images": int, "sha256": str})):
+        return False
+    classes = value.get("classes", [])
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        return False
+    kinds = {"when": str, "accuracies": dict, "seconds": float, "accepted": bool, "reason": str, "gate": dict}
+    return _has(value, {name: kind for name, kind in kinds.items() if name in value})
+
+
+def _has(values: Mapping[str, object], kinds: Mapping[str, type]) -> bool:
+    return all(isinstance(values.get(name), kind) for name, kind in kinds.items())

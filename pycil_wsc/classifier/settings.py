@@ -16,6 +16,7 @@ from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
 from pycil_wsc.data.images.datasets import path_of
 from pycil_wsc.devices import out_of_memory
 from pycil_wsc.errors import UserError, first_line
+from pycil_wsc.files import absolute
 from pycil_wsc.keys import having, plain
 
 # later tasks' key -> first task's key, which has the same value unless given
@@ -41,7 +42,7 @@ def folder_of(name: str, path: object) -> Path:
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise UserError(f"{name}: {path!r} is not the name of a folder; give a string or a path")
-    return path_of(name, text).absolute()
+    return absolute(path_of(name, text))
 
 
 def whole_number(name: str, value: object) -> int:

@@ -5,6 +5,7 @@
                          :mod:`pycil_wsc.state`, checksummed and replaced atomically)
 ``versions/``            earlier versions of this file (:mod:`pycil_wsc.classifier.versions`)
 ``exemplars/``           copies of the exemplars' image files, if requested, each named by the hash of its content
+``.last_version``        the highest number that a version has had
 ``.lock``                held while a learner is saved
 =======================  ==========================================================================================
 
@@ -17,6 +18,7 @@ import dataclasses
 import logging
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +28,7 @@ import torch
 
 from pycil_wsc import old_formats
 from pycil_wsc.classifier import versions
-from pycil_wsc.classifier.copies import name_of, remove_copies
+from pycil_wsc.classifier.copies import is_inside, name_of, remove_copies
 from pycil_wsc.classifier.inference import checked_info
 from pycil_wsc.classifier.ledger import Ledger, problem_of
 from pycil_wsc.classifier.settings import refusing
@@ -66,7 +68,12 @@ def exists(folder: Path) -> bool:
 
 
 def write(
-    folder: Path, learner: SavedLearner, copy_images: bool = False, limit: int = 1, parent: int | None = None
+    folder: Path,
+    learner: SavedLearner,
+    copy_images: bool = False,
+    limit: int = 1,
+    parent: int | None = None,
+    known: int = 0,
 ) -> int:
     """Save ``learner`` in ``folder``, replacing one saved there before. Only one process at a time may do so.
 
@@ -78,6 +85,7 @@ def write(
         copy_images: copy the exemplars' image files too, except for those that are in the folder already.
         limit: the number of versions to keep, the new one included.
         parent: the number of the version that it was learned from, if that was in ``folder``.
+        known: a number that a version of ``folder`` has had; 0 if none is known.
 
     Returns:
         The number of the version.
@@ -87,7 +95,7 @@ def write(
     assert held.arrivals is not None
     exemplars = _packed(held.train, folder, learner.hashes, copy_images)
     held_out = _packed(ledger.held_out, folder, learner.hashes, copy_images)
-    number = versions.next_number(folder)
+    number = versions.next_number(folder, known)
     content = {
         "format": FORMAT,
         "version": number,
@@ -108,6 +116,7 @@ def write(
     }
     if limit > 1:
         versions.keep_present(folder)
+    versions.note_number(folder, number)
     save_state(folder / FILE, content)
     try:
         old_formats.remove_learner(folder)
@@ -143,7 +152,11 @@ def read(folder: Path, version: int | None = None) -> tuple[SavedLearner, int]:
     """
     if not exists(folder):
         raise UserError(f"{folder}: no saved learner there; give a folder written by Learner.save")
-    with refusing(folder, *COMPLETE):
+    what, remedy = COMPLETE
+    others = [number for number in versions.kept(folder) if number]
+    if version is None and others:
+        remedy = f"its present version is damaged: load another one, such as version={others[-1]}, or {remedy}"
+    with refusing(folder, what, remedy):
         if version is None:
             path = folder / FILE
             content = load_state(path) if os.path.isfile(path) else old_formats.load_learner(folder)
@@ -151,7 +164,8 @@ def read(folder: Path, version: int | None = None) -> tuple[SavedLearner, int]:
             content = _content_of(folder, version)
         if content["format"] not in (1, FORMAT):
             raise UserError(f"{folder}: was saved by another version (format {content['format']}); use that one")
-        return _checked(folder, content), content.get("version", 0)
+        number, _ = versions.numbers_in(content)
+        return _checked(folder, content), number
 
 
 def _content_of(folder, version):
@@ -180,6 +194,7 @@ def _checked(folder: Path, content: State) -> SavedLearner:
     _check(not len(labels) or 0 <= labels.min() <= labels.max() < seen[-1], "labels")
     _check(not len(tasks) or 0 <= tasks.min() <= tasks.max() < len(seen), "tasks")
     _check(isinstance(config, dict) and len(config["tasks"]) == len(seen), "configuration")
+    _check(isinstance(config["tasks"], list) and all(isinstance(name, str) for name in config["tasks"]), "tasks")
     _check_state(state, len(seen), labels)
     _check_fingerprint(content["data"], len(seen))
     ledger = Ledger()
@@ -206,11 +221,19 @@ def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, di
     labels = np.asarray(stored["labels"], np.int64)
     hashes: dict[str, str] = {}
     if "files" in stored:
-        paths = [os.path.join(folder, name) for name in stored["files"]]
+        names = stored["files"]
+        paths = [os.path.join(folder, name) for name in names]
+        _check(all(b"\0" not in os.fsencode(path) for path in paths), "names of files")
         images = np.array(paths, dtype=str)
         pairs = zip(paths, stored["sha256"], strict=True)
         hashes = {path: digest for path, digest in pairs if digest is not None}  # format 1 has none
-        _check(all(isinstance(digest, str) for digest in hashes.values()), "hashes")
+        _check(all(re.fullmatch("[0-9a-f]{64}", digest) for digest in hashes.values()), "hashes")
+        for name, path in zip(names, paths, strict=True):
+            if path not in hashes and not os.path.isabs(name) and not is_inside(path, folder):
+                raise UserError(
+                    f"{folder}: names a file outside this folder, {name}, without its hash; do not use this learner "
+                    "unless you know who made it: save it again where it was learned"
+                )
     else:
         images = np.asarray(stored["pixels"])
         side = info.stored_size or info.image_size
@@ -231,6 +254,7 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
     _check(isinstance(history, list) and [line["task"] for line in history] == list(range(tasks)), "history")
     for line in history:
         _check(all(isinstance(loss, float) for loss in line["train_loss"]), "history")
+        _check(_numbers(line["num_seen"], line["exemplars"], line["total_seconds"]), "history")
     clock = state["clock"]
     _check({"train_seconds", "total_seconds", "saved_seconds"} == clock.keys() and _numbers(*clock.values()), "clock")
     _check(_numbers(state["peak_memory"]), "memory")

@@ -22,7 +22,14 @@ from pycil_wsc.classifier import shelf
 from pycil_wsc.classifier.answers import Answers, numbers_of
 from pycil_wsc.classifier.bar import Bar
 from pycil_wsc.classifier.calibration import fitted_temperature
-from pycil_wsc.classifier.copies import check_exemplars, digests_of, hashes_of, learns_once, with_classes
+from pycil_wsc.classifier.copies import (
+    check_exemplars,
+    digests_of,
+    hashes_of,
+    known_hashes_of,
+    learns_once,
+    with_classes,
+)
 from pycil_wsc.classifier.gate import EXEMPLARS, Accept, Decision, decided
 from pycil_wsc.classifier.inference import Classifier, Reached, rebuilt
 from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
@@ -39,7 +46,7 @@ from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.stream import extended, kept
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import locked, read_json, write_json
+from pycil_wsc.files import absolute, locked, read_file, read_json, write_json
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.reproducibility import threads
 from pycil_wsc.runs.checkpoint import CHECKPOINT
@@ -304,7 +311,7 @@ class Update:
         classes = run.learner.memory.classes
         extra["memory"]["classes"] = {c: numbers[indices].tolist() for c, indices in classes.items()}
         extra["stored"] = renumbered(extra["stored"], numbers)
-        hashes = hashes_of((held.train, self.ledger.held_out), self.hashes)
+        hashes = known_hashes_of((held.train, self.ledger.held_out), self.hashes)
         return SavedLearner(values_of(self.base, self.config.tasks), held, state, hashes)
 
     def _restored(self, saved: Path, stream: Dataset, tests: Split | None) -> Outcome:
@@ -408,7 +415,7 @@ def _absolute(split: Split) -> Split:
     """Image files by their absolute paths, which hold in whichever folder the process will be."""
     if split.in_memory:
         return split
-    return Split(np.array([os.path.abspath(path) for path in split.images.tolist()], str), split.targets)
+    return Split(np.array([os.path.normpath(absolute(path)) for path in split.images.tolist()], str), split.targets)
 
 
 def _rows(split: Split, rows: np.ndarray) -> Split:
@@ -428,7 +435,7 @@ def check_usable(split: Split, info: DatasetInfo) -> None:
 def read_rejection(record: Path) -> Decision:
     """The gate's decision in the ``record`` of a rejected update. Raises a :class:`UserError` if it is damaged."""
     with refusing(record, "the record of a rejected update", "remove it to try the update again"):
-        decision = json.loads(record.read_bytes())
+        decision = json.loads(read_file(record))
         if decision["accepted"] is not False:
             raise ValueError("it has other contents")
         return Decision(accepted=False, reason=decision["reason"], gate=decision["gate"])

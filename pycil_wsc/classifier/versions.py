@@ -3,6 +3,9 @@
 A version is a hard link to the file that was the present one, so keeping it takes no time, and a copy where the disk
 has no links. Every change of the folder is one link, one rename or one removal: a process that dies leaves the learner
 before or after it.
+
+``.last_version`` has the highest number so far, so that no number is used twice, even if the file that had it is
+damaged.
 """
 
 from __future__ import annotations
@@ -10,14 +13,15 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import write_atomically
+from pycil_wsc.files import read_file, write_atomically
 from pycil_wsc.state import State, peek_state
 
 FILE = "learner.safetensors"
 VERSIONS = "versions"
+LAST = ".last_version"
 
 
 class Version(TypedDict):
@@ -33,6 +37,21 @@ class Version(TypedDict):
     bytes: int
 
 
+class Outline(NamedTuple):
+    """What the file of a version tells without its tensors and its checksum.
+
+    ``number``: 0 if it has none, as in earlier versions; ``parent``: that of the version it was learned from, if known;
+    ``tasks``: their names; ``when``: as in :class:`Version`; ``files``: the names of the image files that it refers to.
+    """
+
+    number: int
+    parent: int | None
+    tasks: list[str]
+    classes: list[str]
+    when: str | None
+    files: set[str]
+
+
 def find(folder: Path, number: int) -> Path:
     """The file of a version. Raises a :class:`UserError` if it is not kept."""
     if number_of(folder / FILE) == number:
@@ -40,12 +59,18 @@ def find(folder: Path, number: int) -> Path:
     known = kept(folder)
     if number not in known:
         numbers = ", ".join(map(str, sorted({*known, number_of(folder / FILE)} - {0}))) or "none"
-        raise UserError(f"{folder}: has no version {number}; it has {numbers}")
+        damage = f"; its present version, {FILE}, is damaged" if is_damaged(folder) else ""
+        raise UserError(f"{folder}: has no version {number}; it has {numbers}{damage}")
     return known[number]
 
 
 def kept(folder: Path) -> dict[int, Path]:
     """The files in ``versions/`` by their numbers, oldest first; the present version may be among them."""
+    return {number: path for number, path in _numbered(folder).items() if path.is_file()}
+
+
+def _numbered(folder: Path) -> dict[int, Path]:
+    """What has the name of a version in ``versions/``, by number, in order; a received folder may have pipes there."""
     found = {}
     with contextlib.suppress(OSError):  # no folder
         for path in (folder / VERSIONS).iterdir():
@@ -56,20 +81,44 @@ def kept(folder: Path) -> dict[int, Path]:
 
 def number_of(path: Path) -> int:
     """The number of the version in a file; 0 if it has none, cannot be read or does not exist."""
-    number = _peeked(path).get("version", 0)
-    return number if type(number) is int and number > 0 else 0
+    outline = _outline_of(path)
+    return outline.number if outline else 0
 
 
 def parent_of(folder: Path, number: int) -> int | None:
     """The number of the version that version ``number`` was learned from; None if that is not known."""
     present = folder / FILE
     path = present if number_of(present) == number else kept(folder).get(number)
-    return _peeked(path).get("parent") if path else None
+    outline = _outline_of(path) if path else None
+    return outline.parent if outline else None
 
 
-def next_number(folder: Path) -> int:
-    """The number of the next version."""
-    return 1 + max([0, number_of(folder / FILE), *kept(folder)])
+def is_damaged(folder: Path) -> bool:
+    """Whether there is a present version of which not even the outline can be read."""
+    present = folder / FILE
+    return os.path.lexists(present) and _outline_of(present) is None
+
+
+def next_number(folder: Path, known: int = 0) -> int:
+    """The number of the next version, which no version has had; ``known``: one that has been used."""
+    noted = _last_number(folder)
+    highest = max([known, noted, number_of(folder / FILE), *_numbered(folder)])
+    if is_damaged(folder) and not noted:
+        highest += 1  # an earlier version saved it and noted nothing: it had the number after those that are kept
+    return 1 + highest
+
+
+def note_number(folder: Path, number: int) -> None:
+    """Note that ``number`` is used, before a version has it."""
+    write_atomically(folder / LAST, f"{number}\n")
+
+
+def _last_number(folder: Path) -> int:
+    """The highest number that was noted; 0 if there is none, or the note is damaged."""
+    try:
+        return max(0, int(read_file(folder / LAST)))
+    except (OSError, ValueError):
+        return 0
 
 
 def keep_present(folder: Path) -> None:
@@ -85,7 +134,7 @@ def keep_present(folder: Path) -> None:
     except FileExistsError:
         return
     except OSError:  # the disk has no links
-        write_atomically(target, present.read_bytes())
+        write_atomically(target, read_file(present))
 
 
 def remove_oldest(folder: Path, limit: int) -> None:
@@ -111,21 +160,26 @@ def files_of_all(folder: Path) -> set[str] | None:
     """The names of the image files that any version refers to; None if a version cannot tell."""
     names: set[str] = set()
     for path in (folder / FILE, *kept(folder).values()):
-        content = _peeked(path)
-        if not content:
+        outline = _outline_of(path)
+        if outline is None:
             return None
-        parts = content.get("exemplars", {}), content.get("ledger", {}).get("held_out", {})
-        names.update(name for part in parts for name in part.get("files", ()))
+        names |= outline.files
     return names
 
 
 def one_before(folder: Path) -> int:
     """The number of the version that the present one was learned from; if that is not known or kept, the previous one.
 
-    Raises a :class:`UserError` if there is none.
+    Raises a :class:`UserError` if there is none, or if the present one is damaged.
     """
-    present = number_of(folder / FILE)
     versions = kept(folder)
+    if is_damaged(folder):
+        others = ", ".join(str(number) for number in versions if number) or "none"
+        raise UserError(
+            f"{folder}: its present version, {FILE}, is damaged; save this learner again, or load another version "
+            f"(kept: {others})"
+        )
+    present = number_of(folder / FILE)
     earlier = [number for number in versions if number < present]
     if not earlier:
         raise UserError(f"{folder}: has no version before {present or 'the present one'} to go back to")
@@ -136,7 +190,7 @@ def one_before(folder: Path) -> int:
 def make_present(folder: Path, number: int) -> None:
     """Make this version the present one; that one is kept."""
     keep_present(folder)
-    write_atomically(folder / FILE, kept(folder)[number].read_bytes())
+    write_atomically(folder / FILE, read_file(kept(folder)[number]))
 
 
 def listed(folder: Path) -> list[Version]:
@@ -146,16 +200,15 @@ def listed(folder: Path) -> list[Version]:
     files = kept(folder) | ({number: present} if present.is_file() else {})
     found = []
     for each, path in sorted(files.items()):
-        content = _peeked(path)
-        if not {"config", "info"} <= content.keys():  # not a learner
+        outline = _outline_of(path)
+        if outline is None:  # damaged, or not a learner
             continue
-        entries = content.get("ledger", {}).get("entries", ())
         version = Version(
             version=each,
             present=each == number,
-            tasks=len(content["config"]["tasks"]),
-            classes=list(content["info"]["classes"]),
-            when=entries[-1].get("when") if entries else None,
+            tasks=len(outline.tasks),
+            classes=outline.classes,
+            when=outline.when,
             bytes=path.stat().st_size,
         )
         found.append(version)
@@ -175,10 +228,27 @@ def _path(folder: Path, number: int) -> Path:
     return folder / VERSIONS / f"{number:06}.safetensors"
 
 
-def _peeked(path: Path) -> State:
-    """The values in a file; empty if it cannot be read."""
+def _outline_of(path: Path) -> Outline | None:
+    """What a file tells of the version in it; None if it is damaged or not a learner's."""
     try:
         content = peek_state(path)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        number, parent = numbers_in(content)
+        tasks, classes = content["config"]["tasks"], content["info"]["classes"]
+        ledger = content.get("ledger", {"held_out": {}, "entries": ()})  # not in learners of earlier versions
+        files = [name for part in (content["exemplars"], ledger["held_out"]) for name in part.get("files", ())]
+        when = ledger["entries"][-1].get("when") if ledger["entries"] else None
+        if not all(isinstance(name, str) for name in [*tasks, *classes, *files, when or ""]):
+            return None
+        return Outline(number, parent, list(tasks), list(classes), when, set(files))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def numbers_in(content: State) -> tuple[int, int | None]:
+    """The version and its parent in the content of a file; raises ``ValueError`` if they are no such numbers."""
+    number, parent = content.get("version", 0), content.get("parent")
+    if type(number) is not int or number < 0:
+        raise ValueError("its number is not one of a version")
+    if parent is not None and (type(parent) is not int or parent < 1):
+        raise ValueError("the number that it was learned from is not one of a version")
+    return number, parent

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import opened
 
 Fingerprint = dict[str, Any]  # of a data set: its numbers of samples, its hash and, for a stream, those of its tasks
 
@@ -90,7 +91,7 @@ class ImageMap:
     @cached_property
     def pixels(self) -> np.ndarray:
         """The pixels of all images: uint8 (pixels, 3), mapped from the file copy-on-write."""
-        with open(self.path, "rb") as file:
+        with opened(self.path) as file:
             if os.fstat(file.fileno()).st_mtime_ns != self.written:
                 raise UserError(f"{self.path}: another command has decoded the images anew; start this one again")
             return np.memmap(file, np.uint8, "c").reshape(-1, 3)

@@ -15,7 +15,15 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.images.fingerprint import changed
-from pycil_wsc.errors import TrainingDiverged, UnusableRun, Unwritable, UserError, WrongPlan, described
+from pycil_wsc.errors import (
+    TrainingDiverged,
+    UnusableRun,
+    Unwritable,
+    UserError,
+    WrongPlan,
+    described,
+    lack_of_memory,
+)
 from pycil_wsc.files import Json, locked, remove, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import FAILURE, RECORD, recorded
@@ -108,7 +116,8 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
         return Outcome(failure=str(error))
     except (Exception, SystemExit) as error:  # code of other packages may end the program
         trace = "".join(traceback.format_exception(error))
-        return Outcome(failure=f"{described(error)} (traceback in log.txt)", again=True, trace=trace)
+        problem = lack_of_memory(error) if devices.out_of_memory(error) else described(error)
+        return Outcome(failure=f"{problem} (traceback in log.txt)", again=True, trace=trace)
 
 
 def execute(config: RunConfig, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Json]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, lack_of_memory, one_line
 from pycil_wsc.files import Json
 from pycil_wsc.launch.interrupts import interrupt, on_signals
 from pycil_wsc.output import Parser, best_effort_output
@@ -90,6 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print(STOPPED, file=sys.stderr)
             return 130
+        except Exception as error:
+            from pycil_wsc.devices import out_of_memory  # imported late: torch takes a second
+
+            if not out_of_memory(error):
+                raise
+            print(f"error: {one_line(lack_of_memory(error))}", file=sys.stderr)
+            return 2
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

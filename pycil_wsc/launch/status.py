@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.files import Json, write_atomically
+from pycil_wsc.files import Json, read_file, write_atomically
 from pycil_wsc.results import finished_result, has_result
 from pycil_wsc.runs.progress import Progress, duration
 
@@ -72,7 +72,7 @@ def state_of(config: RunConfig) -> State:
 
 def _read(path: Path) -> dict[str, Json]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

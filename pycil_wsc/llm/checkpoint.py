@@ -19,7 +19,7 @@ from torch import nn
 
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.files import write_json
+from pycil_wsc.files import opened, read_file, write_json
 from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
 from pycil_wsc.runs.checkpoint import checked
 
@@ -56,7 +56,7 @@ def recorded(config: LLMConfig, data: dict[str, int | str], model: str) -> dict[
     if not path.exists():
         return None
     with contextlib.suppress(ValueError):
-        state = json.loads(path.read_text("utf-8"))
+        state = json.loads(read_file(path))
     state = checked(state, path, PARTS, config, data)
     if state.get("model", model) != model:  # which earlier versions did not save
         raise UnusableRun(
@@ -89,7 +89,7 @@ def _digests(folder: Path) -> dict[str, str]:
     digests = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         digest = hashlib.sha256()
-        with open(path, "rb") as file:
+        with opened(path) as file:
             while block := file.read(1 << 24):
                 digest.update(block)
         digests[path.name] = digest.hexdigest()

@@ -8,13 +8,12 @@ scored and trained, by some or all of ``{"metric": "rouge_l", "epochs": 3}``; it
 TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes. Do not mix sizes: their splits differ.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pycil_wsc.errors import UserError, did_you_mean
-from pycil_wsc.files import Json, read_json
+from pycil_wsc.files import Json, read_json, working_folder
 from pycil_wsc.keys import declared, key
 from pycil_wsc.llm.metrics import METRICS
 
@@ -90,7 +89,7 @@ def warnings_of(task: TaskData) -> Iterator[str]:
 def _task_folder(root: str | Path, name: str) -> Path:
     folder = Path(root).expanduser() / name
     if not folder.is_dir():
-        hint = f" (a relative path starts at {os.getcwd()})"
+        hint = f" (a relative path starts at {working_folder()})"
         if folder.parent.is_dir():
             hint = did_you_mean(name, sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir()))
         raise UserError(

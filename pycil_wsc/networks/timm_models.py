@@ -1,6 +1,7 @@
 """timm's models as backbones, by timm's names: ``timm:efficientnet_lite0``. Needs ``pip install timm``."""
 
 import functools
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 
 from pycil_wsc.errors import UnusableRun, UserError, did_you_mean
+from pycil_wsc.files import check_file
+from pycil_wsc.old_formats import refuse_compressed
 
 PREFIX = "timm:"
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts save weights
@@ -129,11 +132,15 @@ def _restore(module: Any, *_: object) -> None:
 def read_weights(path: str) -> dict[str, torch.Tensor]:
     """The tensors of a ``.safetensors`` file, or of one by ``torch.save``, loaded with ``weights_only=True``."""
     try:
+        size = check_file(path).st_size
         if Path(path).suffix == ".safetensors":
             from safetensors.torch import load_file  # comes with timm
 
             state = load_file(path)
         else:
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    refuse_compressed(archive, size)
             state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(

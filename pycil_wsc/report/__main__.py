@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pycil_wsc.errors import UserError, one_line
+from pycil_wsc.errors import UserError, lack_of_memory, one_line
 from pycil_wsc.output import Parser, best_effort_output
 from pycil_wsc.report import DEFAULT, Options, find_runs, write_report
 
@@ -21,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
+            return 2
+        except MemoryError as error:
+            print(f"error: {lack_of_memory(error)}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("\nstopped; run the same command to write the report", file=sys.stderr)

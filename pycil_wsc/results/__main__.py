@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, lack_of_memory
 from pycil_wsc.output import Parser, best_effort_output
 from pycil_wsc.results.packed import pack, unpack
 
@@ -19,6 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
         except OSError as error:  # of a path that is too long, or that this user may not look at
             print(f"error: {error.filename}: {error.strerror}; choose another path", file=sys.stderr)
+        except MemoryError as error:
+            print(f"error: {lack_of_memory(error)}", file=sys.stderr)
         except KeyboardInterrupt:
             print("\nstopped; the same command goes on from here", file=sys.stderr)
             return 130

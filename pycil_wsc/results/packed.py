@@ -1,6 +1,7 @@
 """Many finished runs in one file, a line of JSON each: small to keep, and a sweep goes on where the file ends.
 
-A file whose name ends in ``.xz`` is compressed, to a fifth.
+A file whose name ends in ``.xz`` is compressed, to a fifth. It is read line by line, as a small file may hold more than
+the memory.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import lzma
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.files import locked, write_atomically, write_json
+from pycil_wsc.files import absolute, locked, opened, read_file, write_atomically, write_json
 from pycil_wsc.results.store import ANALYSES, RESULT, Problem, Record, find_runs
 
 COMPRESSED = ".xz"
+LARGEST = 1 << 30  # bytes of all lines, uncompressed
+LONGEST = 1 << 26  # bytes of a line
 
 
 class PackedRun(BaseModel):
@@ -43,7 +46,7 @@ def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
     A run that ``file`` has and that is below ``runs`` too is replaced. Raises a :class:`UserError` if there is nothing
     to pack, if ``file`` is not of this kind, or if it has another sweep's run in a folder of the same name.
     """
-    file = file.resolve()  # of a link, the file that it leads to
+    file = absolute(file).resolve()  # of a link, the file that it leads to
     if not runs.is_dir():
         raise UserError(f"{runs}: is not a folder; give that of a sweep, runs/<prefix>")
     found = find_runs([runs])
@@ -58,13 +61,15 @@ def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
             prefix = str(record.config.get("prefix"))
             if folder.startswith(f"{prefix}/"):
                 raise UserError(f"{runs}: is the folder of all sweeps; give that of one, {runs / prefix}")
-            run = PackedRun(folder=folder, result=json.loads(record.path.read_bytes()), analyses=record.analyses)
+            run = PackedRun(folder=folder, result=json.loads(read_file(record.path)), analyses=record.analyses)
             other = packed.get(folder, run).prefix
             if run.prefix != other:
                 raise UserError(f"{file}: has runs of the sweep '{other}'; give each sweep a file of its own")
             packed[folder] = run
         kept = [packed[folder].model_dump(exclude_defaults=True) for folder in sorted(packed)]
         text = "".join(json.dumps(run) + "\n" for run in kept)
+        if len(text) > LARGEST:
+            raise UserError(f"{file}: would have more than {LARGEST >> 30} GB; pack into several files")
         write_atomically(file, lzma.compress(text.encode()) if file.suffix == COMPRESSED else text)
     return len(packed), found.problems
 
@@ -83,9 +88,10 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
     A folder that has a whole result keeps it. Returns the numbers of runs written and kept.
     """
     written = kept = 0
-    packed = list(lines(file))
+    for _ in lines(file):  # all are checked before the first is written
+        pass
     with locked(runs):
-        for run in packed:
+        for run in lines(file):
             folder = runs / run.folder
             if _has_whole_result(folder):
                 kept += 1
@@ -100,22 +106,20 @@ def unpack(file: Path, runs: Path) -> tuple[int, int]:
 def _has_whole_result(folder: Path) -> bool:
     """Whether the folder has a result that is whole JSON, by whichever version."""
     try:
-        json.loads((folder / RESULT).read_bytes())
+        json.loads(read_file(folder / RESULT))
     except (FileNotFoundError, ValueError, RecursionError):
         return False
     return True
 
 
 def lines(file: Path) -> Iterator[PackedRun]:
-    """The runs of a packed ``file``; raises a :class:`UserError` that names the first line that is not a run."""
-    try:
-        content = file.read_bytes()
-        text = (lzma.decompress(content) if file.suffix == COMPRESSED else content).decode()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); give a file that pack wrote") from None
-    except (ValueError, EOFError, lzma.LZMAError):
-        raise UserError(f"{file}: is damaged or incomplete; restore it") from None
-    for number, line in enumerate(text.splitlines(), 1):
+    """The runs of a packed ``file``; raises a :class:`UserError` that names the first line that is not a run.
+
+    Also if the file has more than ``LARGEST`` bytes, or a line more than ``LONGEST``: it is then not of this kind.
+    """
+    for number, line in enumerate(_raw_lines(file), 1):
+        if len(line) > LONGEST:
+            raise UserError(f"{file}: line {number} is not a finished run; restore the file")
         try:
             run = PackedRun.model_validate(json.loads(line))  # which knows names that are not UTF-8, unlike pydantic's
             Record.of(run.result, file)
@@ -126,3 +130,22 @@ def lines(file: Path) -> Iterator[PackedRun]:
         if not _can_be_a_path(run.folder):
             raise UserError(f"{file}: line {number} names a folder that cannot exist; restore the file")
         yield run
+
+
+def _raw_lines(file: Path) -> Iterator[str]:
+    """The lines of a file, uncompressed, of a line that is too long its beginning."""
+    size = 0
+    try:
+        with opened(file) as content:
+            stream = content
+            if file.suffix == COMPRESSED:
+                stream = cast(BinaryIO, lzma.LZMAFile(content))  # noqa: SIM115  # it holds nothing but `content`
+            while line := stream.readline(LONGEST + 1):
+                size += len(line)
+                if size > LARGEST:
+                    raise UserError(f"{file}: has more than {LARGEST >> 30} GB; give a file that pack wrote")
+                yield line.decode()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); give a file that pack wrote") from None
+    except (ValueError, EOFError, lzma.LZMAError):
+        raise UserError(f"{file}: is damaged or incomplete; restore it") from None

@@ -19,7 +19,7 @@ from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
-from pycil_wsc.files import Json, remove, write_json
+from pycil_wsc.files import Json, read_file, remove, write_json
 from pycil_wsc.results.identity import NAMED, STUDIED, Identity
 from pycil_wsc.results.schema import HUGE, LanguageResult, Result, parse
 
@@ -237,7 +237,7 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
 def _add(path: Path, found: Found) -> None:
     if path.name == METRICS:
         try:
-            tasks = len(path.read_bytes().splitlines()) if path.exists() else 0  # a run in its first task lacks it
+            tasks = len(read_file(path).splitlines()) if path.exists() else 0  # a run in its first task lacks it
         except OSError as error:
             found.problems.append((path, f"cannot be read ({_reason(error)})"))
             tasks = 0
@@ -263,7 +263,7 @@ def _add(path: Path, found: Found) -> None:
 
 def _parsed(path: Path) -> Json:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_file(path))
     except OSError as error:
         raise UnusableRun(f"{path}: cannot be read ({_reason(error)}); make it readable") from None
     except (ValueError, RecursionError):
@@ -296,7 +296,7 @@ def read_analyses(path: str | Path) -> tuple[list[dict[str, Json]], list[str]]:
     """The valid lines of an ``analyses.jsonl``, if it exists, and the problems of the others."""
     lines, flaws = [], []
     try:
-        text = Path(path).read_bytes().decode(errors="replace") if Path(path).exists() else ""
+        text = read_file(path).decode(errors="replace") if Path(path).exists() else ""
     except OSError as error:
         return [], [f"cannot be read ({_reason(error)})"]
     for number, line in enumerate(text.splitlines(), 1):

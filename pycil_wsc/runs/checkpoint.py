@@ -32,6 +32,8 @@ def read_checkpoint(path: Path, config: RunConfig, data: dict[str, Json]) -> Sta
         raise UnusableRun(f"{path}: cannot be read ({error.strerror}); make it readable to resume this run") from None
     except ValueError as error:
         raise UnusableRun(f"{path}: is damaged or not a checkpoint of this version ({error}); {AGAIN}") from None
+    except MemoryError:
+        raise UnusableRun(f"{path}: there is not enough memory to load it; free some to resume this run") from None
     return checked(state, path, PARTS, config, data)
 
 

@@ -24,7 +24,7 @@ from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.fingerprint import hash_of_weights
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
-from pycil_wsc.errors import Unwritable
+from pycil_wsc.errors import Unwritable, first_line
 from pycil_wsc.files import Json, locked_if_writable
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
@@ -60,8 +60,8 @@ def load(path: Path) -> State | None:
         return load_state(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        logging.getLogger("pycil_wsc").warning("%s: %s; the first task is trained again", path, error)
+    except (OSError, ValueError, MemoryError) as error:
+        logging.getLogger("pycil_wsc").warning("%s: %s; the first task is trained again", path, first_line(error))
         return None
 
 

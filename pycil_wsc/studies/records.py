@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pycil_wsc import registry
 from pycil_wsc.data.tasks.tasks import Task
-from pycil_wsc.files import write_atomically
+from pycil_wsc.files import read_file, write_atomically
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
 from pycil_wsc.studies.observer import Observed, Observer, Record
@@ -65,7 +65,7 @@ class Records(Monitor):
 def unrecorded(analyses: Sequence[str], folder: Path) -> list[str]:
     """Those of the ``analyses`` that the finished run in ``folder`` did not record for each of its tasks."""
     try:
-        lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+        lines = [json.loads(line) for line in read_file(folder / FILE).decode().splitlines()]
         tasks = lines[-1]["task"] + 1
     except (OSError, ValueError, LookupError, TypeError):
         lines, tasks = [], 1

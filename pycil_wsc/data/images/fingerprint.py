@@ -21,7 +21,7 @@ import numpy as np
 from pycil_wsc.data.images.files import common_folder, image_status
 from pycil_wsc.data.types import Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import write_atomically
+from pycil_wsc.files import read_file, write_atomically
 
 WEIGHTS = "pretrained"  # in a fingerprint, the hash of a file of pre-trained weights
 SETTLED = 2.0  # seconds: a second change within this time might leave the modification time unchanged
@@ -82,7 +82,7 @@ def hash_of_weights(pretrained: bool | str) -> str | None:
 @functools.lru_cache(maxsize=8)
 def _hash(path: str, *status: int) -> str:
     """The hash of a file that has this ``status``."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(read_file(path)).hexdigest()[:16]
 
 
 def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
@@ -116,7 +116,7 @@ def _listing(paths: np.ndarray, base: str) -> bytes:
 def _read(cache: Path) -> Fingerprint:
     """The cached fingerprint, or {} if there is none or it is damaged."""
     try:
-        known = json.loads(cache.read_bytes())
+        known = json.loads(read_file(cache))
         return known if {"train", "test", "sha256"} <= set(known) else {}
     except (OSError, ValueError, TypeError, RecursionError):
         return {}

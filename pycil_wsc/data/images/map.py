@@ -27,7 +27,7 @@ from pycil_wsc.data.images.files import common_folder, decode, image_status, mid
 from pycil_wsc.data.images.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import Unwritable, UserError
-from pycil_wsc.files import locked_if_writable, write_atomically
+from pycil_wsc.files import locked_if_writable, opened, write_atomically
 
 
 class Index(NamedTuple):
@@ -104,10 +104,10 @@ def _keys(paths: np.ndarray, side: int, interpolation: str) -> np.ndarray:
 def _read(index: Path) -> Index | None:
     """The index; None if it is missing or damaged, or if the file of images beside it is not whole."""
     try:
-        with np.load(index) as file:
+        with opened(index) as content, np.load(content) as file:
             known = Index(file["keys"], file["starts"], file["sizes"])
         return known if index.with_suffix(".uint8").stat().st_size == 3 * known.starts[-1] else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile):
         return None
 
 

@@ -22,8 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pycil_wsc.allocator import free_host_memory
 from pycil_wsc.data.types import DatasetInfo, Split, normal
 from pycil_wsc.errors import UserError
+from pycil_wsc.files import opened, working_folder
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
@@ -35,18 +37,20 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
     other contents.
     """
     try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        with opened(path) as file, zipfile.ZipFile(file) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
             missing = [name for name in ARRAYS if name not in names]
             if missing:
                 raise UserError(
                     f"{path}: no array '{missing[0]}', only {names}; save {', '.join(ARRAYS)} with np.savez"
                 )
-            arrays = {name: _array(archive, f"{name}.npy") for name in (*ARRAYS, "classes") if name in names}
+            wanted = [name for name in (*ARRAYS, "classes") if name in names]
+            _check_size(path, sum(archive.getinfo(f"{name}.npy").file_size for name in wanted))
+            arrays = {name: _array(archive, f"{name}.npy") for name in wanted}
             return arrays, os.fstat(file.fileno())
     except FileNotFoundError:
         raise UserError(
-            f"{path}: no such file (relative paths start at {os.getcwd()}); create it with np.savez of "
+            f"{path}: no such file (relative paths start at {working_folder()}); create it with np.savez of "
             f"{', '.join(ARRAYS)}"
         ) from None
     except PermissionError as error:
@@ -62,6 +66,16 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], os.stat_result]:
             f"{path}: not a complete npz file of plain arrays ({reason(error)}); create it again with np.savez, "
             "or copy it again"
         ) from None
+
+
+def _check_size(path: Path, size: int) -> None:
+    """Raise a :class:`UserError` if the arrays, which may be compressed, take more than the free memory."""
+    free = free_host_memory()
+    if size > free:
+        raise UserError(
+            f"{path}: does not fit in memory ({size / 1e9:,.1f} GB of arrays, and {free / 1e9:,.1f} GB are free); "
+            "use image files and 'folder:PATH'"
+        )
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:

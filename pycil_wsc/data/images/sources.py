@@ -38,18 +38,24 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     Raises:
         UserError: if the data are invalid.
     """
+    part = read_listed(source, data_root)
+    if part.fingerprint is None:
+        part = replace(part, fingerprint=fingerprint(part.train, part.test))
+    return part
+
+
+def read_listed(source: Source, data_root: str | Path = "data") -> Dataset:
+    """:func:`read_source` without a fingerprint, for which each file is looked at: some may not be there."""
     if isinstance(source, str):
         kind, _, path = source.partition(":")
         if kind != "folder" or not path:
             return load_dataset(source, data_root)
-        part = read_task_folder(source, path_of("folder", path))
-    elif isinstance(source, tuple) and len(source) == 2:
-        part = _of_pair(*source)
-    elif isinstance(source, TorchDataset):
-        part = _of_torch(source)
-    else:
-        raise UserError(f"cannot learn from a {type(source).__name__}; {FORMS}")
-    return replace(part, fingerprint=fingerprint(part.train, part.test))
+        return read_task_folder(source, path_of("folder", path))
+    if isinstance(source, tuple) and len(source) == 2:
+        return _of_pair(*source)
+    if isinstance(source, TorchDataset):
+        return _of_torch(source)
+    raise UserError(f"cannot learn from a {type(source).__name__}; {FORMS}")
 
 
 def _of_pair(images: object, labels: object) -> Dataset:
