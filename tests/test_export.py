@@ -57,6 +57,24 @@ def every(request, months):
         return learned(*months, name=request.param, **QUICK), arrays(months[2], "test")[0]
 
 
+def test_where_there_is_bf16_a_learner_trains_in_it_and_predicts_in_fp32_as_its_exports_do(
+    months, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pycil_wsc.training.precision.computes_bf16_natively", lambda device: True)
+    keys = QUICK | {"precision": "auto", "convnet_type": "resnet8"}
+    learner, images = learned(months[0], name="replay", **keys), arrays(months[0], "test")[0]
+    assert learner.answers.classifier.learner.precision == "bf16"
+    with torch.inference_mode():
+        expected = learner.model(torch.stack([learner.transform(image) for image in images]))
+    learner.export(tmp_path / "exported")
+    learner.save(tmp_path / "shelf")
+    loaded = pycil_wsc.load_exported(tmp_path / "exported"), Learner.load(tmp_path / "shelf", quiet=True)
+    for each in (learner, *loaded):
+        torch.testing.assert_close(each.logits(images), expected, atol=1e-5, rtol=0)
+    asked = Learner.load(tmp_path / "shelf", quiet=True, precision="bf16").logits(images)
+    assert (asked - expected).abs().max() > 1e-4, "bf16 where it is asked for"
+
+
 def test_every_learners_model_and_transform_predict_as_it_does(every):
     """The same network in the same precision, so up to the rounding of another memory format."""
     learner, images = every

@@ -30,7 +30,7 @@ from torch import Tensor
 from pycil_wsc.classifier.answers import UNKNOWN, Answers, Tested
 from pycil_wsc.classifier.card import Told, accuracy_matrix, card
 from pycil_wsc.classifier.export import check_logits, portable
-from pycil_wsc.classifier.inference import Classifier, Reached, checked_info, grown
+from pycil_wsc.classifier.inference import Classifier, Reached, checked_info, grown, precision_of_answers
 from pycil_wsc.classifier.model import Model, for_prediction, opened
 from pycil_wsc.classifier.settings import OF_EXPERIMENTS, configured, folder_of, refusing
 from pycil_wsc.config.dropped import without_dropped
@@ -201,7 +201,8 @@ def _answers(described: State, content: bytes, device: str) -> Answers:
     tensors = safetensors.torch.load(content)
     extra = unpacked(described["extra"], tensors.pop)
     model.load_state_dict({name: value for name, value in (tensors | extra).items() if name not in sums})
-    return Answers(Classifier(learner, info, reached.classes), classes, temperature)
+    classifier = Classifier(learner, info, reached.classes, precision=precision_of_answers(learner))
+    return Answers(classifier, classes, temperature)
 
 
 # ---- MLflow ----------------------------------------------------------------------------------------------------------

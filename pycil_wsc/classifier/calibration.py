@@ -15,12 +15,16 @@ def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     all classes equally, without which a few images that are all classified correctly would make T zero.
 
     Args:
-        logits: (N, classes), of images that were not trained on.
+        logits: (N, classes), of images that were not trained on. Those of a class that is never answered are -inf; it
+            is left out, with its images.
         labels: (N,), their classes.
 
     Returns:
         T > 0; 1 if there are no images, or fewer than two classes.
     """
+    answered = logits[np.arange(len(labels)), labels] > -np.inf
+    columns = np.isfinite(logits).any(0)
+    logits, labels = logits[answered][:, columns], (np.cumsum(columns) - 1)[labels[answered]]
     count, classes = logits.shape
     if not count or classes < 2:
         return 1.0

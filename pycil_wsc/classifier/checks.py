@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pycil_wsc.classifier.answers import Answers, numbers_of
 from pycil_wsc.classifier.copies import as_digests, file_hash, learns_once, pixel_hash, with_classes
+from pycil_wsc.classifier.corrections import corrections_in
 from pycil_wsc.classifier.drift import Shift, compared
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import Key
@@ -31,6 +33,7 @@ class Findings:
         unreadable: (file, why it cannot be read).
         duplicates: (image, what it equals): another of these images or, as text, one that the learner keeps or has
             learned, such as "an exemplar of 'cat'". Images are given by file name, or by position, counted from 0.
+        relabelled: (image, the class that it was learned with), of images that come with another class now.
         near_empty: the classes with few readable images, and how many.
         learned_before: the task that was learned from the very same images, counted from 1, or None.
         shift: how unlike the held-out images of the same classes those of known classes are; None if that was not
@@ -41,6 +44,7 @@ class Findings:
     classes: dict[str, int]
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     duplicates: list[tuple[Key, Key]] = field(default_factory=list)
+    relabelled: list[tuple[Key, str]] = field(default_factory=list)
     near_empty: dict[str, int] = field(default_factory=dict)
     learned_before: int | None = None
     shift: Shift | None = None
@@ -49,13 +53,14 @@ class Findings:
     @property
     def fine(self) -> bool:
         """Whether nothing was found."""
-        found = self.unreadable, self.duplicates, self.near_empty, self.learned_before
+        found = self.unreadable, self.duplicates, self.relabelled, self.near_empty, self.learned_before
         return not any(found) and not (self.shift and self.shift.alarm)
 
     def __str__(self) -> str:
         lines = [f"{self.images} images of {len(self.classes)} classes"]
         lines += [f"unreadable: {why}" for _, why in self.unreadable]
         lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
+        lines += [f"another class: {image} was learned as '{former}'" for image, former in self.relabelled]
         lines += [f"near-empty: '{name}' has {count} readable images" for name, count in self.near_empty.items()]
         if self.learned_before:
             lines.append(f"learned before: these images are those of task {self.learned_before}")
@@ -81,9 +86,13 @@ def checked(
     keys: list[Key] = list(range(len(split))) if split.in_memory else split.images.tolist()
     duplicates = _duplicates(keys, hashes, known)
     readable = np.array([digest is not None for digest in hashes])
+    relabelled = _relabelled(part, hashes, present, keys)
+    if relabelled:
+        changed, here = {image for image, _ in relabelled}, set(keys)
+        duplicates = [(image, other) for image, other in duplicates if image not in changed or other in here]
     counts = np.bincount(split.targets[readable], minlength=len(part.info.classes)).tolist()
     classes = dict(zip(part.info.classes, counts, strict=True))
-    twice = {image for image, _ in duplicates}
+    twice = {image for image, _ in (*duplicates, *relabelled)}
     once = readable & np.array([key not in twice for key in keys])
     shift, untested = _shift(part, once, present, answers, level, config.seed)
     return Findings(
@@ -91,6 +100,7 @@ def checked(
         classes,
         unreadable,
         duplicates,
+        relabelled,
         {name: count for name, count in classes.items() if count < fewest},
         learned_before,
         shift,
@@ -136,6 +146,23 @@ def _learned(part: Dataset, hashes: list[str | None], learned: np.ndarray) -> di
     mixed = with_classes(as_digests([digest for digest, _ in found]), labels, part.info.classes)
     pairs = zip(found, np.isin(mixed, learned), strict=True)
     return {digest: f"a learned image of '{part.info.classes[label]}'" for (digest, label), again in pairs if again}
+
+
+def _relabelled(
+    part: Dataset, hashes: list[str | None], present: SavedLearner | None, keys: list[Key]
+) -> list[tuple[Key, str]]:
+    """The images that were learned with another class, and that class."""
+    rows = np.array([row for row, digest in enumerate(hashes) if digest], np.int64)
+    digests = as_digests([digest for digest in hashes if digest])
+    found = corrections_in(digests, part.train.targets[rows], part.info.classes, present)
+    before: Sequence[str] = present.held.info.classes if present else ()
+    now = [part.info.classes[label] for label in part.train.targets.tolist()]
+    changed: list[tuple[Key, str]] = []
+    for row, was in zip(rows[found.rows].tolist(), found.former.tolist(), strict=True):
+        former = before[int(was)]
+        if former != now[int(row)]:
+            changed.append((keys[int(row)], former))
+    return changed
 
 
 def _duplicates(keys: list[Key], hashes: list[str | None], known: dict[str, str]) -> list[tuple[Key, Key]]:

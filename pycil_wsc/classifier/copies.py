@@ -136,6 +136,12 @@ def learns_once(method: str) -> bool:
     return issubclass(registry.learners[method], ClosedForm)
 
 
+def takes_out(method: str) -> bool:
+    """Whether the ``method`` can take an image out of its sums again."""
+    learner = registry.learners[method]
+    return issubclass(learner, ClosedForm) and learner.takes_out
+
+
 def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:
     """Raise a :class:`UserError` that names the first image file that is gone or has another content now."""
     paths = _files(splits)

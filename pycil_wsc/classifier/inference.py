@@ -119,11 +119,20 @@ class Classifier(nn.Module):
     ``class_names[label]`` is a label's name. Images are uint8 (B, side, side, 3), or (B, side, side) if
     greyscale, numpy or torch, with the ``side`` that the network was trained on; or names of image files, PIL images
     or single arrays of any size, in a list or from a generator; or a folder (:mod:`pycil_wsc.classifier.streams`).
-    The run's test transform is applied, and its batch size is used. ``workers`` threads read files.
+    The run's test transform is applied, and its batch size is used. ``workers`` threads read files. ``precision``:
+    ``fp32`` or ``bf16``; None: that of the run.
     """
 
-    def __init__(self, learner: BaseLearner, info: DatasetInfo, classes: list[int], workers: int = 0) -> None:
+    def __init__(
+        self,
+        learner: BaseLearner,
+        info: DatasetInfo,
+        classes: list[int],
+        workers: int = 0,
+        precision: str | None = None,
+    ) -> None:
         super().__init__()
+        self.precision = precision
         self.learner, self.info, self.class_names, self.workers = learner, info, info.classes, workers
         self.learned = np.array(classes)  # the labels in learning order
         self.labels = sorted(classes)
@@ -200,7 +209,16 @@ class Classifier(nn.Module):
             yield features
 
     def _autocast(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.learner.precision == "bf16")
+        precision = self.precision or self.learner.precision
+        return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def precision_of_answers(learner: BaseLearner) -> str:
+    """The precision in which a :class:`pycil_wsc.Learner` predicts: fp32, unless its configuration asks for bf16.
+
+    ``auto`` is for training: an answer must not depend on whether a machine has bf16.
+    """
+    return learner.precision if learner.config.precision == "bf16" else "fp32"
 
 
 def checked_info(saved: State) -> DatasetInfo:

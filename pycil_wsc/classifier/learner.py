@@ -139,8 +139,9 @@ class Learner(Answering):
         """One entry per task, counted from 1.
 
         ``when`` it was learned, ``data`` (name, number of images and their fingerprint, those held out included), the
-        new ``classes``, the ``accuracies`` on the held-out images in percent, ``seconds``, and the gate's decision if
-        there was one. Further entries are those of a line of ``metrics.jsonl`` (docs/outputs.md).
+        new ``classes``, the images that were ``relabelled``, if any (from which class to which, and how many), the
+        ``accuracies`` on the held-out images in percent, ``seconds``, and the gate's decision if there was one. Further
+        entries are those of a line of ``metrics.jsonl`` (docs/outputs.md).
         """
         if self._saved is None:
             return []
@@ -159,6 +160,9 @@ class Learner(Answering):
 
     def learn(self, source: Source, accept: Accept | None = None) -> dict[str, Any]:
         """Learn one more task. Until it has been learned, the learner predicts as before.
+
+        An image that was learned with another class before has only the new one afterwards: it is taken out of the
+        sums of methods that compute the classifier (but DS-AL), and exemplars change their class.
 
         Args:
             source: ``"folder:PATH"`` with ``PATH/<class>/*.jpg`` (or ``PATH/train/<class>/*.jpg``), ``"npz:PATH"``,
@@ -193,10 +197,11 @@ class Learner(Answering):
             return self.history[-1] | {**(decision or {})}
 
     def check(self, source: Source, fewest: int = 5, level: float = 0.01) -> Findings:
-        """Look at images before they are learned: files that cannot be read, duplicates, near-empty classes, and shift.
+        """Look at images before they are learned: files that cannot be read, duplicates, wrong classes, and shift.
 
         Duplicates are images with the same content: among them, among those that the learner keeps, or among those that
-        it has learned, if its method learns each image once, such as RanPAC. The images of known classes are compared
+        it has learned, if its method learns each image once, such as RanPAC. Images that were learned with another
+        class, which :meth:`learn` would replace, are listed with that. The images of known classes are compared
         with the held-out images (``held_out=20``) of the same classes by a two-sample test in feature space
         (:mod:`pycil_wsc.classifier.drift`).
 

@@ -25,12 +25,21 @@ class Data(TypedDict):
     sha256: str
 
 
+class Relabelled(TypedDict):
+    """Images that a task has learned with another class than an earlier one, of which they take the place."""
+
+    was: str
+    now: str
+    images: int
+
+
 class Entry(TypedDict, total=False):
     """What is noted about a task. The last three are those of :class:`~pycil_wsc.classifier.gate.Decision`."""
 
     when: str
     data: Data
     classes: list[str]  # new ones
+    relabelled: list[Relabelled]  # if there are any
     accuracies: dict[str, float]  # in percent, on held-out images of "known", "new" and "all" classes
     seconds: float
     accepted: bool
@@ -49,9 +58,9 @@ class Ledger:
         temperature: by which the logits are divided before they become probabilities.
         entries: what was noted about each task, in order; the tasks that an earlier version learned have none.
         learned: the digests of the images that tasks have trained on, which are not held out when they come again
-            (:func:`~pycil_wsc.classifier.copies.digests_of`): int64 (N,). With a method that learns each image once,
-            also those with its class (:func:`~pycil_wsc.classifier.copies.with_classes`). Earlier versions noted only
-            those of tasks with ``per_class``.
+            (:func:`~pycil_wsc.classifier.copies.digests_of`), and those of the images with their classes
+            (:func:`~pycil_wsc.classifier.copies.with_classes`): int64 (N,), ascending. Earlier versions noted the
+            first only of tasks with ``per_class``, and the others only for methods that learn each image once.
     """
 
     held_out: Split = NO_IMAGES

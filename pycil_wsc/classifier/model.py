@@ -27,7 +27,7 @@ class Model(nn.Module):
 
     It has the weights of the learner, which predicts with them too, without the sums that :func:`for_prediction` drops.
     ``classes``: the name of each column of the logits. :class:`Transform` makes its images. It is in evaluation mode,
-    and computes in the precision of its weights; ``predict`` of a learner may compute in bfloat16 (``precision``).
+    and computes in the precision of its weights, as ``predict`` of a learner does unless ``precision`` is ``"bf16"``.
     """
 
     def __init__(self, learner: BaseLearner, classes: Sequence[str]) -> None:

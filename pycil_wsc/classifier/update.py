@@ -28,11 +28,20 @@ from pycil_wsc.classifier.copies import (
     hashes_of,
     known_hashes_of,
     learns_once,
+    takes_out,
     with_classes,
 )
+from pycil_wsc.classifier.corrections import (
+    Corrections,
+    corrections_in,
+    counted,
+    told,
+    without_exemplars,
+    without_former,
+)
 from pycil_wsc.classifier.gate import EXEMPLARS, Accept, Decision, decided
-from pycil_wsc.classifier.inference import Classifier, Reached, rebuilt
-from pycil_wsc.classifier.ledger import Entry, Ledger, set_aside
+from pycil_wsc.classifier.inference import Classifier, Reached, precision_of_answers, rebuilt
+from pycil_wsc.classifier.ledger import Entry, Ledger, Relabelled, set_aside
 from pycil_wsc.classifier.model import Transform, for_prediction
 from pycil_wsc.classifier.settings import configured, refusing, values_of
 from pycil_wsc.classifier.shelf import SavedLearner
@@ -105,6 +114,7 @@ class Update:
         self.hashes = dict(present.hashes) if present else {}  # SHA-256 of the image files that have been read
         self.ledger = dataclasses.replace(present.ledger if present else Ledger(), per_class=per_class)
         self.known = list(self.held.info.classes) if self.held else []
+        self.relabelled: list[Relabelled] = []
         self.out = out
         self.bar = bar
 
@@ -154,59 +164,107 @@ class Update:
     def _prepared(self, source: Source) -> Dataset:
         """The stream with the task of ``source``, without the images that are held out, which the ledger has then.
 
-        Images that are kept from earlier tasks with the same class are left out. An image is held out if no task has
-        trained on it, this one included, which may have it twice.
+        Images that are kept from earlier tasks with the same class are left out. Those that were learned with another
+        class get the new one (:mod:`pycil_wsc.classifier.corrections`). An image is held out if no task has trained on
+        it, this one included, which may have it twice.
         """
         config = self.config
         part = as_configured(read_source(source, config.data_root), config)
         part = dataclasses.replace(part, train=_absolute(part.train), test=_rows(part.test, np.empty(0, np.int64)))
         self.hashes |= hashes_of((part.train,), self.hashes)
         digests = digests_of(part.train, self.hashes)
-        part, digests = self._without_kept(part, digests)
+        part, digests, relearned = self._corrected(part, digests)
         relabelled = np.isin(digests, digests_of(self.ledger.held_out, self.hashes))  # held out with another class
         _, place, times = np.unique(digests, return_inverse=True, return_counts=True)
         unseen = (times[place] == 1) & ~np.isin(digests, self.ledger.learned) & ~relabelled
+        unseen[relearned.rows] = False
         counts = self.ledger.counts(self.known)
         aside = set_aside(part, unseen, counts, self.ledger.per_class, config.seed, len(config.tasks))
         stream = extended(self.held, dataclasses.replace(part, train=_rows(part.train, ~aside)))
+        stream = self._with_relearned(stream, relearned, aside)
         held_out = _rows(part.train, aside)
         check_usable(held_out, stream.info)
         labels = numbers_of(held_out.targets, part.info.classes, stream.info.classes)
         self.ledger = self.ledger.with_images(held_out.images, labels)
-        learned = digests[~aside]
-        if learns_once(config.model_name):
-            learned = np.concatenate([learned, with_classes(digests, part.train.targets, part.info.classes)[~aside]])
+        learned = np.concatenate([digests, with_classes(digests, part.train.targets, part.info.classes)])
+        learned = learned[np.tile(~aside, 2)]
         self.ledger = dataclasses.replace(self.ledger, learned=np.union1d(self.ledger.learned, learned))
         config = dataclasses.replace(config, tasks=(*config.tasks, part.info.name))
         self.config = with_memory_size(config, stream.train.images)
         self._check_memory(len(stream.info.classes))
         return stream
 
-    def _without_kept(self, part: Dataset, digests: np.ndarray) -> tuple[Dataset, np.ndarray]:
-        """``part`` without images that the learner keeps with the same class, and the ``digests`` of the others.
+    def _corrected(self, part: Dataset, digests: np.ndarray) -> tuple[Dataset, np.ndarray, Corrections]:
+        """``part`` and its ``digests`` without what is known already, and which images were learned with other classes.
+
+        Exemplars with these former classes are dropped, and the ledger forgets the classes.
+        """
+        names, known, method = part.info.classes, self.known, self.config.model_name
+        found = corrections_in(digests, part.train.targets, names, self.present)
+        keeps_both = learns_once(method) and not takes_out(method)
+        left = self._left(part, digests, found.rows[:0] if keeps_both else found.rows)
+        found = found.of(left[found.rows])
+        relearned = Corrections(np.searchsorted(np.flatnonzero(left), found.rows), found.former)
+        rest = dataclasses.replace(part, train=_rows(part.train, left))
+        if self.present is None or not len(found.rows):
+            return rest, digests[left], relearned
+        after = "they are trained on with the new class, which exemplars have from now on"
+        if takes_out(method):
+            after = "the new class replaces it"
+        elif keeps_both:
+            after = f"'{method}' cannot take that out again: start a new learner to be rid of it"
+        self.bar.say(told(found, part.train, names, known, after))
+        self.relabelled = counted(found, part.train.targets, names, known)
+        gone = np.isin(digests_of(self.present.held.train, self.present.hashes), digests[found.rows])
+        self.present = without_exemplars(self.present, gone)
+        self.held = self.present.held
+        if not keeps_both:
+            learned = without_former(self.ledger.learned, digests[found.rows], known)
+            self.ledger = dataclasses.replace(self.ledger, learned=learned)
+        return rest, digests[left], relearned
+
+    def _with_relearned(self, stream: Dataset, relearned: Corrections, aside: np.ndarray) -> Dataset:
+        """``stream`` with the former classes of the images of its last task; those set ``aside`` are not in it."""
+        assert stream.arrivals is not None
+        first = len(stream.train) - int((~aside).sum())
+        samples = first + np.cumsum(~aside)[relearned.rows] - 1
+        pairs = np.stack([samples, relearned.former], axis=1)
+        return dataclasses.replace(stream, arrivals=dataclasses.replace(stream.arrivals, relearned=pairs))
+
+    def _left(self, part: Dataset, digests: np.ndarray, relearned: np.ndarray) -> np.ndarray:
+        """The images of ``part`` that the learner does not keep with the same class: bool (N,).
 
         A folder that has grown since the last task brings its old images again: those that are exemplars would be
         trained on twice, and held-out ones once. A method that learns each image once is spared all that it has
-        learned. Raises a :class:`UserError` if nothing is left.
+        learned, and copies of an image in one class. The rows ``relearned``, which were learned with another class,
+        are not left out. Raises a :class:`UserError` if nothing is left.
         """
-        if self.present is None:
-            return part, digests
-        kept_already = np.zeros(len(digests), bool)
+        once = learns_once(self.config.model_name)
         mixed = with_classes(digests, part.train.targets, part.info.classes)
+        left = np.ones(len(digests), bool)
+        if once:
+            left[:] = False
+            left[np.unique(mixed, return_index=True)[1]] = True
+            if number := int((~left).sum()):
+                self.bar.say(f"{number} of {len(digests)} images are copies of others of their class and are left out")
+        if self.present is None:
+            return left
+        kept_already = np.zeros(len(digests), bool)
         for split in (self.present.held.train, self.ledger.held_out):
             theirs = digests_of(split, self.present.hashes)
             kept_already |= np.isin(mixed, with_classes(theirs, split.targets, self.known))
         verb, participle = "keeps", "kept"
-        if learns_once(self.config.model_name):
+        if once:
             kept_already |= np.isin(mixed, self.ledger.learned)
             verb, participle = "has", "known"
+        kept_already[relearned] = False
         if len(digests) and kept_already.all():
             raise UserError(
                 f"{part.info.name}: the learner {verb} all of its images already; there is nothing to learn"
             )
         if number := int(kept_already.sum()):
             self.bar.say(f"{number} of {len(digests)} images are {participle} from earlier tasks and are left out")
-        return dataclasses.replace(part, train=_rows(part.train, ~kept_already)), digests[~kept_already]
+        return left & ~kept_already
 
     def _check_memory(self, classes: int) -> None:
         """Raise a :class:`UserError` if the memory would lose all of its exemplars, as it cannot hold one per class."""
@@ -398,6 +456,8 @@ class Update:
             "data": {"name": learned.config["tasks"][-1], "images": own["train"], "sha256": own["sha256"]},
             "classes": answers.classes[len(self.known) :],
         }
+        if self.relabelled:
+            entry["relabelled"] = self.relabelled
         if len(self.ledger.held_out):
             old = self.ledger.held_out.targets < len(self.known)
             parts = {"known": correct[old], "new": correct[~old], "all": correct}
@@ -448,7 +508,7 @@ def answers_of(config: Config, learned: SavedLearner) -> Answers:
     reached = Reached.of_stream(seen)
     config = dataclasses.replace(config, tasks=tuple(learned.config["tasks"]), pretrained=False)
     learner = for_prediction(rebuilt(config, info, reached, learned.state["learner"]))
-    classifier = Classifier(learner, info, reached.classes, config.num_workers)
+    classifier = Classifier(learner, info, reached.classes, config.num_workers, precision_of_answers(learner))
     return Answers(classifier, info.classes, learned.ledger.temperature)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import unicodedata
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -125,12 +125,14 @@ class Arrivals:
     """The tasks of a stream.
 
     ``seen``: the number of classes known after each task. ``train`` and ``test``: int64 (N,), the task of each sample
-    of the split, counted from 0.
+    of the split, counted from 0. ``relearned``: int64 (k, 2), the training samples of the last task that an earlier one
+    has learned with another class, and that class; a sample may have several.
     """
 
     seen: tuple[int, ...]
     train: np.ndarray
     test: np.ndarray
+    relearned: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
 
 @dataclass(frozen=True, eq=False)

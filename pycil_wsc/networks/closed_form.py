@@ -1,10 +1,16 @@
 """Classifiers that are computed from sums over features, which may arrive in any order and in any number of parts."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, one_hot
 
 from pycil_wsc.networks.nets import Backbone, IncrementalNet
+
+NEVER = -torch.inf  # the logit of a class that has no image
+PANEL = 64  # rows of a factor that are updated at once, at least
+FEW = 16  # a factor is updated by at most a 16th of its rows; for more, factorising anew is cheaper
 
 
 class ClosedFormNet(IncrementalNet):
@@ -21,8 +27,9 @@ class ClosedFormNet(IncrementalNet):
 class ComputedHead(nn.Module):
     """A linear classifier whose weight (classes, ``width``) and bias (classes,) are computed, float32.
 
-    The images of a task are added in parts (:meth:`add`); then :meth:`solve` computes the weights. ``in_features``: d,
-    if the classifier projects its features (B, d) to (B, ``width``).
+    The images of a task are added in parts (:meth:`add`); then :meth:`solve` computes the weights. What has been added
+    can be taken out again (:meth:`remove`), or moved to another class (:meth:`relabel`). A class without images has
+    the logit :data:`NEVER`. ``in_features``: d, if the classifier projects its features (B, d) to (B, ``width``).
     """
 
     weight: Tensor
@@ -44,6 +51,15 @@ class ComputedHead(nn.Module):
         """Learn a part of a task: float32 (n, d), int64 (n,)."""
         raise NotImplementedError(f"{type(self).__name__} has no add")
 
+    def remove(self, features: Tensor, labels: Tensor) -> None:
+        """Take out images that were added with these ``labels``: float32 (n, d), int64 (n,)."""
+        raise NotImplementedError(f"{type(self).__name__} has no remove")
+
+    def relabel(self, features: Tensor, before: Tensor, after: Tensor) -> None:
+        """Move images from the classes ``before`` to the classes ``after``: float32 (n, d), int64 (n,), int64 (n,)."""
+        self.remove(features, before)
+        self.add(features, after)
+
     def solve(self) -> None:
         """Compute weight and bias from all parts so far."""
         raise NotImplementedError(f"{type(self).__name__} has no solve")
@@ -59,10 +75,32 @@ class ComputedHead(nn.Module):
         return linear(features.float(), self.weight, self.bias)
 
 
+class SummedHead(ComputedHead):
+    """A :class:`ComputedHead` that keeps :class:`Sums`, and says by :meth:`sums_of` which image goes into which."""
+
+    def sums_of(self, features: Tensor) -> Iterator[tuple["Sums", Tensor, Tensor]]:
+        """Sums, the rows of ``features`` (n, d) that belong there, bool (n,), and these as they are summed: (k, w)."""
+        raise NotImplementedError(f"{type(self).__name__} has no sums_of")
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        for sums, rows, inputs in self.sums_of(features):
+            sums.add(inputs, labels[rows])
+
+    def remove(self, features: Tensor, labels: Tensor) -> None:
+        for sums, rows, inputs in self.sums_of(features):
+            sums.remove(inputs, labels[rows])
+
+    def relabel(self, features: Tensor, before: Tensor, after: Tensor) -> None:
+        """The Gram matrices stay as they are, to the bit."""
+        for sums, rows, inputs in self.sums_of(features):
+            sums.relabel(inputs, before[rows], after[rows])
+
+
 class Sums(nn.Module):
     """Sums over all rows of features x and targets y so far.
 
-    ``gram``: of x xᵀ, (d, d), and empty until there are rows; ``products``: of x yᵀ, (d, classes).
+    ``gram``: of x xᵀ, (d, d), and empty until there are rows; ``products``: of x yᵀ, (d, classes); ``counts``: the
+    rows of each class, (classes,), infinite for a class that an earlier version learned.
 
     Args:
         width: d.
@@ -71,31 +109,106 @@ class Sums(nn.Module):
 
     gram: Tensor
     products: Tensor
+    counts: Tensor
 
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
         self.register_buffer("gram", torch.zeros(0, 0, dtype=dtype))
         self.register_buffer("products", torch.zeros(width, 0, dtype=dtype))
+        self.register_buffer("counts", torch.zeros(0, dtype=dtype))
 
     def grow(self, num_classes: int) -> None:
-        new = self.products.new_zeros(len(self.products), num_classes - self.products.shape[1])
-        self.products = torch.cat([self.products, new], 1)
+        new = num_classes - len(self.counts)
+        self.products = torch.cat([self.products, self.products.new_zeros(len(self.products), new)], 1)
+        self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
 
-    def add(self, features: Tensor, targets: Tensor) -> None:
-        """Add rows: (n, d), (n, classes)."""
-        features, targets = features.to(self.gram), targets.to(self.gram)
-        squares = features.T @ features
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Add rows whose targets are their classes: (n, d), (n,)."""
+        targets = self.one_hot(labels)
+        self.add_rows(features, targets)
+        self.counts = self.counts + targets.sum(0)
+
+    def remove(self, features: Tensor, labels: Tensor) -> None:
+        """Take out rows that were added: (n, d), (n,)."""
+        targets = self.one_hot(labels)
+        self.add_rows(features, targets, sign=-1)
+        self.counts = self.counts - targets.sum(0)
+
+    def relabel(self, features: Tensor, before: Tensor, after: Tensor) -> None:
+        """Move rows from the classes ``before`` to the classes ``after``: (n, d), (n,), (n,)."""
+        change = self.one_hot(after) - self.one_hot(before)
+        self.products = self.products + features.to(self.products).T @ change
+        self.counts = self.counts + change.sum(0)
+
+    def add_rows(self, features: Tensor, targets: Tensor, sign: int = 1) -> None:
+        """Add rows, or with ``sign`` -1 take them out: (n, d), (n, classes)."""
+        features, targets = features.to(self.products), targets.to(self.products)
+        self.add_squares(features, sign)
+        self.products = self.products + sign * (features.T @ targets)
+
+    def add_squares(self, features: Tensor, sign: int) -> None:
+        squares = sign * (features.T @ features)
         self.gram = self.gram + squares if len(self.gram) else squares
-        self.products = self.products + features.T @ targets
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
         if (gram := state.get(f"{prefix}gram")) is not None:
             self.gram = self.gram.new_zeros(gram.shape)
+        if (products := state.get(f"{prefix}products")) is not None:  # states of earlier versions have no counts
+            learned = products.any(0)
+            unknown = torch.zeros_like(learned, dtype=products.dtype).masked_fill(learned, torch.inf)
+            state.setdefault(f"{prefix}counts", unknown)
         super()._load_from_state_dict(state, prefix, *others)
 
     def one_hot(self, labels: Tensor) -> Tensor:
         """(n,) classes -> (n, classes) targets."""
-        return one_hot(labels, self.products.shape[1])
+        return one_hot(labels, self.products.shape[1]).to(self.products)
+
+
+class RidgeSums(Sums):
+    """Sums for ridge regression with one parameter ``gamma``, which few more rows do not make from scratch again.
+
+    ``gram`` or ``factor`` is there, the other one is empty. ``factor``: upper triangular U, (d, d), with
+    UᵀU = gram + gamma I. Few rows update it (:func:`updated_factor`) in some d² operations each; many are added to the
+    Gram matrix, whose factorisation takes d³ / 3.
+    """
+
+    factor: Tensor
+
+    def __init__(self, width: int, gamma: float, dtype: torch.dtype):
+        super().__init__(width, dtype)
+        self.gamma = gamma
+        self.register_buffer("factor", torch.zeros(0, 0, dtype=dtype))
+
+    def add_squares(self, features: Tensor, sign: int) -> None:
+        none = self.gram.new_zeros(0, 0)
+        if sign > 0 and len(features) * FEW <= features.shape[1]:
+            self.gram, self.factor = none, updated_factor(self.factorised(), features)
+            return
+        if len(self.factor):
+            self.gram, self.factor = squared(self.factor) - self.gamma * self.identity(), none
+        super().add_squares(features, sign)
+
+    def factorised(self) -> Tensor:
+        """The factor of all rows so far."""
+        if len(self.factor):
+            return self.factor
+        if not len(self.gram):
+            return self.gamma**0.5 * self.identity()
+        return torch.linalg.cholesky(self.gram + self.gamma * self.identity(), upper=True)
+
+    def solution(self) -> Tensor:
+        """The weights of the regression: (d, classes)."""
+        if len(self.gram):
+            return ridge_regression(self.gram, self.products, self.gamma)
+        return torch.cholesky_solve(self.products, self.factorised(), upper=True)
+
+    def identity(self) -> Tensor:
+        return torch.eye(len(self.products), dtype=self.products.dtype, device=self.products.device)
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+        factor = state.setdefault(f"{prefix}factor", self.gram.new_zeros(0, 0))  # states of earlier versions have none
+        self.factor = self.factor.new_zeros(factor.shape)
+        super()._load_from_state_dict(state, prefix, *others)
 
 
 def ridge_regression(gram: Tensor, products: Tensor, gamma: float) -> Tensor:
@@ -104,3 +217,42 @@ def ridge_regression(gram: Tensor, products: Tensor, gamma: float) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(gram + gamma * identity)
     solution = torch.cholesky_solve(products, factor)
     return torch.where(failed.bool(), torch.inf, solution)
+
+
+def updated_factor(factor: Tensor, rows: Tensor) -> Tensor:
+    """The upper triangular V with VᵀV = UᵀU + XᵀX, by orthogonal transformations of U over X.
+
+    They do not amplify rounding, as updates of the inverse by Woodbury's formula may. The signs of rows of V are
+    arbitrary. Takes about 4 n d² operations.
+
+    Args:
+        factor: U, (d, d), which stays as it is.
+        rows: X, (n, d), few of them.
+    """
+    factor, rows = factor.clone(), rows.clone()
+    width = max(PANEL, len(rows))
+    for start in range(0, len(factor), width):
+        panel = slice(start, start + width)
+        both = torch.cat([factor[panel, start:], rows[:, start:]])
+        height = len(both) - len(rows)
+        orthogonal, _ = torch.linalg.qr(both[:, :height], mode="complete")
+        both = orthogonal.T @ both
+        both[:, :height].triu_()  # what rounding has left below
+        factor[panel, start:] = both[:height]
+        rows[:, start:] = both[height:]
+    return factor
+
+
+def squared(factor: Tensor) -> Tensor:
+    """UᵀU of an upper triangular U, (d, d), without products of its zeros."""
+    lower = torch.zeros_like(factor)
+    width = 8 * PANEL
+    for start in range(0, len(factor), width):
+        stop = min(start + width, len(factor))
+        lower[start:stop, :stop] = factor[:stop, start:stop].T @ factor[:stop, :stop]
+    return lower.tril() + lower.tril(-1).T
+
+
+def without_empty(bias: Tensor, counts: Tensor) -> Tensor:
+    """``bias`` (classes,), float32, with :data:`NEVER` for the classes that have no image."""
+    return bias.float().masked_fill(counts <= 0, NEVER)

@@ -66,7 +66,7 @@ def kept(stream: Dataset, indices: np.ndarray) -> tuple[Dataset, np.ndarray]:
     numbers[rows] = np.arange(len(rows))
     train = Split(stream.train.images[rows], stream.train.targets[rows])
     test = Split(stream.test.images[:0], stream.test.targets[:0])
-    arrivals = replace(stream.arrivals, train=stream.arrivals.train[rows], test=stream.arrivals.test[:0])
+    arrivals = Arrivals(stream.arrivals.seen, stream.arrivals.train[rows], stream.arrivals.test[:0])
     return replace(stream, train=train, test=test, arrivals=arrivals), numbers
 
 

@@ -54,6 +54,7 @@ class TaskSequence:
         self.class_order, self.boundaries = class_order, list(boundaries)
         self.train_targets, self.test_targets = train_targets, test_targets
         self.train_tasks, self.test_tasks = train_tasks, test_tasks
+        self.relearned = np.empty((0, 2), np.int64)  # as in :class:`~pycil_wsc.data.types.Arrivals`
         self.tasks = [self._task(index) for index in range(len(self.boundaries) - 1)]
 
     def first(self, number: int) -> "TaskSequence":
@@ -101,6 +102,7 @@ class TaskStream(TaskSequence):
         assert dataset.arrivals is not None
         order, train, test = list(range(dataset.info.num_classes)), dataset.train.targets, dataset.test.targets
         super().__init__(order, [0, *dataset.arrivals.seen], train, test, dataset.arrivals.train, dataset.arrivals.test)
+        self.relearned = dataset.arrivals.relearned
 
 
 def tasks_of(dataset: Dataset, config: SeededTasks) -> TaskSequence:

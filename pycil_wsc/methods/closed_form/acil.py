@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,12 +8,12 @@ from torch import Tensor
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead, Sums, ridge_regression
+from pycil_wsc.networks.closed_form import ComputedHead, RidgeSums, SummedHead, Sums, without_empty
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.learner_config import LearnerConfig
 
 
-class AnalyticHead(ComputedHead):
+class AnalyticHead(SummedHead):
     """Ridge regression with parameter ``gamma`` on relu(x P) for a random matrix P (d, ``size``)."""
 
     projection: Tensor
@@ -20,8 +21,7 @@ class AnalyticHead(ComputedHead):
     def __init__(self, width: int, size: int, gamma: float, dtype: torch.dtype):
         super().__init__(size, width)
         self.register_buffer("projection", torch.empty(width, size).uniform_(-(width**-0.5), width**-0.5))
-        self.sums = Sums(size, dtype)
-        self.gamma = gamma
+        self.sums = RidgeSums(size, gamma, dtype)
 
     def grow(self, num_classes: int) -> None:
         self.sums.grow(num_classes)
@@ -34,11 +34,13 @@ class AnalyticHead(ComputedHead):
     def forward(self, features: Tensor) -> Tensor:
         return super().forward(self.project(features.float()).relu())
 
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        self.sums.add(self.project(features.to(self.sums.gram)).relu(), self.sums.one_hot(labels))
+    def sums_of(self, features: Tensor) -> Iterator[tuple[Sums, Tensor, Tensor]]:
+        every = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        yield self.sums, every, self.project(features.to(self.sums.products)).relu()
 
     def solve(self) -> None:
-        self.weight = ridge_regression(self.sums.gram, self.sums.products, self.gamma).T.float().contiguous()
+        self.weight = self.sums.solution().T.float().contiguous()
+        self.bias = without_empty(torch.zeros_like(self.bias), self.sums.counts)
 
 
 @register_learner("acil", init_epoch=160, init_milestones=[120, 140], nme=False)
@@ -46,7 +48,7 @@ class ACIL(ClosedForm):
     """ACIL (Zhuang et al., NeurIPS 2022): ridge regression on random features of what learned the first task.
 
     PyCIL updates the inverse of the features' autocorrelation by each batch. The sums here give the same weights, to
-    rounding, and take fewer operations.
+    rounding, and take fewer operations: those of many images are factorised, and few images update the factor.
     """
 
     @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class ClosedForm(BaseLearner):
             None, "train the backbone on the first task, for `init_epoch` epochs; null: if it is not `pretrained`"
         )
 
+    takes_out = True  # whether an image that was learned can be taken out of the sums again
     uses_memory = False
     one_phase = False
     epoch_keys = ()
@@ -75,10 +76,35 @@ class ClosedForm(BaseLearner):
         indices, head = self.images_of(task), self.network.head
         features = torch.from_numpy(self.features(indices))
         labels = torch.from_numpy(self.manager.train_targets[indices])
+        known, former = self.relearned(indices)
+        new = np.setdiff1d(np.arange(len(indices)), known)
         with torch.no_grad():
-            for few, theirs in zip(features.split(self.part), labels.split(self.part), strict=True):
-                head.add(few.to(self.device), theirs.to(self.device))
+            if len(known):
+                self.correct(features, labels, known, former)
+            for rows in torch.from_numpy(new).split(self.part) if len(new) else ():
+                head.add(features[rows].to(self.device), labels[rows].to(self.device))
             head.solve()
+
+    def relearned(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of ``indices`` (n,) that earlier tasks have learned, and the class of each then: two of (k,)."""
+        pairs = self.manager.relearned
+        if not self.takes_out or not len(pairs):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        order = np.argsort(indices, kind="stable")
+        starts, stops = (np.searchsorted(indices[order], pairs[:, 0], side=side) for side in ("left", "right"))
+        rows = [order[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        return np.concatenate(rows), np.repeat(pairs[:, 1], stops - starts)
+
+    def correct(self, features: Tensor, labels: Tensor, rows: np.ndarray, former: np.ndarray) -> None:
+        """Move ``rows`` (k,) from their ``former`` classes (k,) to their ``labels``; each counts once afterwards."""
+        _, first = np.unique(rows, return_index=True)
+        others = np.setdiff1d(np.arange(len(rows)), first)
+        head, device = self.network.head, self.device
+        places, classes = torch.from_numpy(rows), torch.from_numpy(former)
+        if len(others):
+            head.remove(features[places[others]].to(device), classes[others].to(device))
+        moved = places[first]
+        head.relabel(features[moved].to(device), classes[first].to(device), labels[moved].to(device))
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: large logits whose differences count."""

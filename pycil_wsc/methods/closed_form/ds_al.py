@@ -6,7 +6,7 @@ from torch import Tensor
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.acil import ACIL, AnalyticHead
-from pycil_wsc.networks.closed_form import ComputedHead, Sums, ridge_regression
+from pycil_wsc.networks.closed_form import ComputedHead, RidgeSums, without_empty
 from pycil_wsc.registry import register_learner
 
 
@@ -18,8 +18,8 @@ class DualStreamHead(AnalyticHead):
 
     def __init__(self, width: int, size: int, options: "DSAL.Options", dtype: torch.dtype):
         super().__init__(width, size, options.gamma, dtype)
-        self.compensation = Sums(size, dtype)
-        self.gamma_comp, self.ratio = options.gamma_comp, options.compensation_ratio
+        self.compensation = RidgeSums(size, options.gamma_comp, dtype)
+        self.ratio = options.compensation_ratio
         self.weight = torch.zeros(0, 2 * size)
         self.first = 0  # the first class of the task
 
@@ -34,21 +34,25 @@ class DualStreamHead(AnalyticHead):
     def add(self, features: Tensor, labels: Tensor) -> None:
         """As in PyCIL the residuals of a part are those of the first regression on all parts up to it."""
         super().add(features, labels)
-        projected = self.project(features.to(self.sums.gram))
-        main = ridge_regression(self.sums.gram, self.sums.products, self.gamma)
-        residuals = self.sums.one_hot(labels) - projected.relu() @ main
+        projected = self.project(features.to(self.sums.products))
+        residuals = self.sums.one_hot(labels) - projected.relu() @ self.sums.solution()
         residuals[:, : self.first] = 0  # previous label cleansing
-        self.compensation.add(projected.tanh(), residuals)
+        self.compensation.add_rows(projected.tanh(), residuals)
 
     def solve(self) -> None:
-        main = ridge_regression(self.sums.gram, self.sums.products, self.gamma)
-        compensation = ridge_regression(self.compensation.gram, self.compensation.products, self.gamma_comp)
-        self.weight = torch.cat([main, self.ratio * compensation]).T.float().contiguous()
+        weights = [self.sums.solution(), self.ratio * self.compensation.solution()]
+        self.weight = torch.cat(weights).T.float().contiguous()
+        self.bias = without_empty(torch.zeros_like(self.bias), self.sums.counts)
 
 
 @register_learner("ds-al", init_epoch=160, init_milestones=[120, 140], nme=False)
 class DSAL(ACIL):
-    """DS-AL (Zhuang et al., AAAI 2024): ACIL, with a second regression that compensates for what the first misses."""
+    """DS-AL (Zhuang et al., AAAI 2024): ACIL, with a second regression that compensates for what the first misses.
+
+    What an image adds to the second one depends on the images before it, so it cannot be taken out again.
+    """
+
+    takes_out = False
 
     @dataclass(frozen=True)
     class Options(ACIL.Options):

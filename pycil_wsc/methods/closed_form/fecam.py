@@ -6,7 +6,10 @@ from torch.nn.functional import normalize
 
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
+from pycil_wsc.networks.closed_form import NEVER
 from pycil_wsc.registry import register_learner
+
+ROUNDING = 1e-6  # of a sum of squares in float32 from which most terms were taken out
 
 
 class Mahalanobis(nn.Module):
@@ -55,6 +58,39 @@ class Mahalanobis(nn.Module):
             self.counts[label] = after
             self.changed.add(label)
 
+    def remove(self, features: Tensor, labels: Tensor) -> None:
+        """The inverse of :meth:`add`. A feature that no other image of the class has is exactly 0 again."""
+        for label in labels.unique().tolist():
+            gone = features[labels == label].to(self.dtype)
+            powers = self.power(gone)
+            before, after = self.counts[label].item(), self.counts[label].item() - len(gone)
+            if after <= 0:
+                for name in ("counts", "means", "centres", "scatter", "inverse"):
+                    getattr(self, name)[label] = 0
+                self.changed.discard(label)
+                continue
+            centre = powers.mean(0)
+            squares = self.scatter[label].to(self.dtype).diagonal() + before * self.centres[label].square()
+            self.centres[label] += (self.centres[label] - centre) * len(gone) / after
+            self.means[label] += (self.means[label] - gone.mean(0)) * len(gone) / after
+            shift = centre - self.centres[label]
+            around = (powers - centre).T @ (powers - centre)
+            self.scatter[label] -= around + after * len(gone) / before * torch.outer(shift, shift)
+            if after == 1:
+                self.scatter[label] = 0
+            left = squares - powers.square().sum(0)
+            unused = left <= ROUNDING * squares
+            self.scatter[label].masked_fill_(unused[:, None] | unused, 0)
+            for name in ("means", "centres"):
+                getattr(self, name)[label].masked_fill_(unused, 0)
+            self.counts[label] = after
+            self.changed.add(label)
+
+    def relabel(self, features: Tensor, before: Tensor, after: Tensor) -> None:
+        """Move images from the classes ``before`` to the classes ``after``: (n, d), (n,), (n,)."""
+        self.remove(features, before)
+        self.add(features, after)
+
     def solve(self) -> None:
         for label in self.changed:
             covariance = self.scatter[label].to(self.dtype) / (self.counts[label] - 1).clamp(min=1)
@@ -66,7 +102,8 @@ class Mahalanobis(nn.Module):
         """(B, d) -> (B, classes) logits: the negative squared distances."""
         means = normalize(self.power(self.means))[:, None]
         differences = normalize(self.power(features.float())) - means  # (classes, B, d)
-        return -(torch.bmm(differences, self.inverse) * differences).sum(2).T
+        logits = -(torch.bmm(differences, self.inverse) * differences).sum(2).T
+        return logits.masked_fill(self.counts <= 0, NEVER)
 
 
 def shrunk(covariance: Tensor, alpha1: float, alpha2: float) -> Tensor:

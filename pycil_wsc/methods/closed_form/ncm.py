@@ -3,7 +3,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead
+from pycil_wsc.networks.closed_form import ComputedHead, without_empty
 from pycil_wsc.registry import register_learner
 
 
@@ -24,14 +24,18 @@ class NearestMean(ComputedHead):
         self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
         super().grow(num_classes)
 
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        targets = one_hot(labels, len(self.weight)).to(self.sums)
+    def add(self, features: Tensor, labels: Tensor, sign: int = 1) -> None:
+        targets = sign * one_hot(labels, len(self.weight)).to(self.sums)
         self.sums = self.sums + targets.T @ features.to(self.sums)
         self.counts = self.counts + targets.sum(0)
 
+    def remove(self, features: Tensor, labels: Tensor) -> None:
+        self.add(features, labels, sign=-1)
+
     def solve(self) -> None:
-        means = self.sums / self.counts[:, None]
-        self.weight, self.bias = means.float(), -means.square().sum(1).float() / 2
+        means = self.sums / self.counts.clamp(min=1)[:, None]
+        self.weight = means.float()
+        self.bias = without_empty(-means.square().sum(1).float() / 2, self.counts)
 
 
 @register_learner("ncm", nme=False)

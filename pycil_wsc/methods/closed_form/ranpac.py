@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -5,19 +6,20 @@ from torch import Tensor
 
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead, Sums, ridge_regression
+from pycil_wsc.networks.closed_form import ComputedHead, SummedHead, Sums, ridge_regression, without_empty
 from pycil_wsc.registry import register_learner
 
 RIDGES = [10.0**power for power in range(-8, 9)]  # the authors' candidates
 HELD_OUT = 5  # one image in this many
+SPREAD = 64.0  # how finely images are told apart when these are drawn
 
 
-class RandomProjection(ComputedHead):
+class RandomProjection(SummedHead):
     """Ridge regression on relu(x P) for a random matrix P (d, M), which does not depend on the number of classes.
 
     The sums over one image in five are kept apart. They suffice to tell the error on these images of a regression on
-    the others, over all images so far, so that the ridge parameter does not depend on the order of the tasks. It does
-    depend on which images make a task: every fifth of them, sorted by class, is held out.
+    the others, over all images so far. Which images these are depends on nothing but their own features, so neither the
+    order of the images nor an image that is taken out again changes the ridge parameter's choice.
     """
 
     projection: Tensor
@@ -36,24 +38,26 @@ class RandomProjection(ComputedHead):
     def forward(self, features: Tensor) -> Tensor:
         return super().forward((features.float() @ self.projection).relu())
 
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        held_out = torch.arange(len(labels), device=labels.device) % HELD_OUT == 0
-        held_out &= labels.bincount()[labels] > 1  # the only image of a class is for the regression
+    def sums_of(self, features: Tensor) -> Iterator[tuple[Sums, Tensor, Tensor]]:
+        wide, projection = (each.to(self.fitted.products) for each in (features, self.projection))
+        held_out = is_held_out(wide, projection[:, 0])
         for sums, rows in ((self.held_out, held_out), (self.fitted, ~held_out)):
-            projected = (features[rows].to(sums.gram) @ self.projection.to(sums.gram)).relu()
-            sums.add(projected, sums.one_hot(labels[rows]))
+            yield sums, rows, (wide[rows] @ projection).relu()
 
     def solve(self) -> None:
         gram = self.fitted.gram + self.held_out.gram
         products = self.fitted.products + self.held_out.products
+        counts = self.fitted.counts + self.held_out.counts
         self.weight = ridge_regression(gram, products, self.ridge()).T.float().contiguous()
+        self.bias = without_empty(torch.zeros_like(self.bias), counts)
 
     def ridge(self) -> float:
         """The candidate with the least squared error on the images held out, |XW - Y|² = <W, XᵀX W - 2 XᵀY> + |Y|².
 
-        1 if no image is held out, as no class has had two in one task.
+        1 if no class has images on both sides.
         """
-        if not self.held_out.products.any():
+        both = (self.held_out.counts > 0) & (self.fitted.counts > 0)
+        if not both.any():
             return 1.0
         errors = []
         for ridge in RIDGES:
@@ -61,6 +65,15 @@ class RandomProjection(ComputedHead):
             error = (weight * (self.held_out.gram @ weight - 2 * self.held_out.products)).sum()
             errors.append(error.nan_to_num(torch.inf))
         return RIDGES[int(torch.stack(errors).argmin())]
+
+
+def is_held_out(features: Tensor, direction: Tensor) -> Tensor:
+    """Which images are held out, one in five: (n, d), (d,) -> bool (n,). Drawn by the cosine with a random direction.
+
+    Rounding of the features changes it for one image in thousands.
+    """
+    place = SPREAD * (features @ direction) / (features.norm(dim=1) * direction.norm()) * len(direction) ** 0.5
+    return place.remainder(1) * HELD_OUT < 1  # no image without features, for which it is no number
 
 
 @register_learner("ranpac", nme=False)

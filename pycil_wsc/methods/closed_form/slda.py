@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -5,41 +6,43 @@ from torch import Tensor
 
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead, Sums
+from pycil_wsc.networks.closed_form import ComputedHead, SummedHead, Sums, without_empty
 from pycil_wsc.registry import register_learner
 
 
-class Discriminants(ComputedHead):
+class Discriminants(SummedHead):
     """Linear discriminant analysis: classes are Gaussians with one covariance S, shrunk to the identity.
 
     With Λ = ((1 - shrinkage) S + shrinkage I)⁻¹ the logits of class mean m are xᵀΛm - mᵀΛm / 2. S is estimated by
     :func:`approximating_oracle`, without which it is useless if there are fewer images than features.
     """
 
-    counts: Tensor
-
     def __init__(self, width: int, dtype: torch.dtype, shrinkage: float):
         super().__init__(width)
         self.shrinkage = shrinkage
         self.sums = Sums(width, dtype)
-        self.register_buffer("counts", torch.zeros(0, dtype=dtype))
 
     def grow(self, num_classes: int) -> None:
-        self.counts = torch.cat([self.counts, self.counts.new_zeros(num_classes - len(self.counts))])
         self.sums.grow(num_classes)
         super().grow(num_classes)
 
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        targets = self.sums.one_hot(labels)
-        self.sums.add(features, targets)
-        self.counts = self.counts + targets.sum(0).to(self.counts)
+    def sums_of(self, features: Tensor) -> Iterator[tuple[Sums, Tensor, Tensor]]:
+        yield self.sums, torch.ones(len(features), dtype=torch.bool, device=features.device), features
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+        counts = state.pop(f"{prefix}counts", None)  # where earlier versions have them
+        if counts is not None and hasattr(self, "sums"):
+            state[f"{prefix}sums.counts"] = counts
+        super()._load_from_state_dict(state, prefix, *others)
 
     def solve(self) -> None:
-        means = self.sums.products / self.counts  # (d, classes)
-        within = (self.sums.gram - (means * self.counts) @ means.T) / self.counts.sum()
-        estimate = shrunk(approximating_oracle(within, self.counts.sum()), self.shrinkage, 1)
+        counts = self.sums.counts
+        means = self.sums.products / counts.clamp(min=1)  # (d, classes)
+        within = (self.sums.gram - (means * counts) @ means.T) / counts.sum()
+        estimate = shrunk(approximating_oracle(within, counts.sum()), self.shrinkage, 1)
         weight = torch.linalg.solve(estimate, means)
-        self.weight, self.bias = weight.T.float().contiguous(), -(means * weight).sum(0).float() / 2
+        self.weight = weight.T.float().contiguous()
+        self.bias = without_empty(-(means * weight).sum(0).float() / 2, counts)
 
 
 def approximating_oracle(covariance: Tensor, number: Tensor) -> Tensor:

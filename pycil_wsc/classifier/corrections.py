@@ -1,0 +1,137 @@
+"""Images that come again with another class: the new one replaces the one that they were learned with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pycil_wsc.classifier.copies import digests_of, with_classes
+from pycil_wsc.classifier.ledger import Relabelled
+from pycil_wsc.classifier.shelf import SavedLearner
+from pycil_wsc.data.memory.values import renumbered
+from pycil_wsc.data.tasks.stream import kept
+from pycil_wsc.data.types import Split
+
+NAMED = 3  # images that a line names
+
+
+class Corrections(NamedTuple):
+    """Images of a new task that were learned with another class.
+
+    ``rows``: int64 (k,), their places in the task, ascending. ``former``: int64 (k,), the class, by number, that each
+    was learned with; an image has several entries if several tasks have learned it with different classes.
+    """
+
+    rows: np.ndarray
+    former: np.ndarray
+
+    def of(self, entries: np.ndarray) -> Corrections:
+        """Some of the entries."""
+        return Corrections(self.rows[entries], self.former[entries])
+
+    def first(self) -> Corrections:
+        """One entry for each image."""
+        return self.of(np.unique(self.rows, return_index=True)[1])
+
+
+def corrections_in(
+    digests: np.ndarray, labels: np.ndarray, names: Sequence[str], present: SavedLearner | None
+) -> Corrections:
+    """The images that ``present`` has learned, or keeps as exemplars, with a class that they do not have now.
+
+    Args:
+        digests: of the new images (:func:`~pycil_wsc.classifier.copies.digests_of`): int64 (N,).
+        labels: (N,), their classes, by number of ``names``.
+        names: the names of these classes.
+        present: the learner before the task.
+    """
+    none = Corrections(np.empty(0, np.int64), np.empty(0, np.int64))
+    if present is None or not len(digests):
+        return none
+    known = present.held.info.classes
+    learned = np.union1d(present.ledger.learned, _learned_exemplars(present))
+    seen_before = np.flatnonzero(np.isin(digests, learned))
+    now = with_classes(digests, labels, names)
+    parts = []
+    for label in range(len(known)):
+        mixed = with_classes(digests[seen_before], np.full(len(seen_before), label), known)
+        rows = seen_before[_is_in(mixed, learned)]
+        given_now = np.isin(with_classes(digests[rows], np.full(len(rows), label), known), now)
+        parts.append((rows, np.full(len(rows), label), given_now))
+    rows, former, given_now = (np.concatenate(each) for each in zip(*parts, strict=True))
+    wrong = np.isin(rows, rows[~given_now])
+    pairs = zip(labels[rows].tolist(), former.tolist(), strict=True)
+    own = np.array([names[label] == known[was] for label, was in pairs], bool)
+    used = wrong & (~given_now | own)  # another file of this task may have the other class rightly
+    return Corrections(rows, former).of(np.flatnonzero(used)[np.argsort(rows[used], kind="stable")])
+
+
+def _learned_exemplars(present: SavedLearner) -> np.ndarray:
+    """The digests of the exemplars, without and with their classes: earlier versions noted no others."""
+    held = present.held.train
+    if not held.in_memory:  # format 1 has no hashes
+        known = np.array([path in present.hashes for path in held.images.tolist()], bool)
+        held = Split(held.images[known], held.targets[known])
+    digests = digests_of(held, present.hashes)
+    return np.concatenate([digests, with_classes(digests, held.targets, present.held.info.classes)])
+
+
+def _is_in(values: np.ndarray, ascending: np.ndarray) -> np.ndarray:
+    """Whether each of the values is in a sorted array: bool (N,)."""
+    if not len(ascending):
+        return np.zeros(len(values), bool)
+    places = np.searchsorted(ascending, values).clip(max=len(ascending) - 1)
+    return ascending[places] == values
+
+
+def without_former(learned: np.ndarray, digests: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The ledger's ``learned`` without the classes, of these ``names``, of the images with these ``digests``."""
+    if not len(digests):
+        return learned
+    gone = [with_classes(digests, np.full(len(digests), label), names) for label in range(len(names))]
+    return np.setdiff1d(learned, np.concatenate(gone))
+
+
+def without_exemplars(present: SavedLearner, gone: np.ndarray) -> SavedLearner:
+    """``present`` without the exemplars for which ``gone``, bool (N,), is set; it is left as it is."""
+    if not gone.any():
+        return present
+    held, numbers = kept(present.held, np.flatnonzero(~gone))
+    learner = present.state["learner"]
+    extra = learner["_extra_state"]
+    memory = {label: [each for each in numbers[rows].tolist() if each >= 0] for label, rows in _rows(extra)}
+    stored = {}
+    for name, values in extra.get("stored", {}).items():
+        left = ~gone[values["indices"].numpy()]
+        stored[name] = {part: tensor[left] for part, tensor in values.items()}
+    extra = {**extra, "memory": {**extra["memory"], "classes": memory}, "stored": renumbered(stored, numbers)}
+    return present._replace(held=held, state={**present.state, "learner": {**learner, "_extra_state": extra}})
+
+
+def _rows(extra):
+    return [(label, np.array(rows, np.int64)) for label, rows in extra["memory"]["classes"].items()]
+
+
+def counted(found: Corrections, labels: np.ndarray, names: Sequence[str], known: Sequence[str]) -> list[Relabelled]:
+    """How many images changed from which class to which, for the history."""
+    first = found.first()
+    changes = zip(labels[first.rows].tolist(), first.former.tolist(), strict=True)
+    pairs = Counter((known[int(was)], names[int(label)]) for label, was in changes)
+    return [Relabelled(was=was, now=now, images=number) for (was, now), number in pairs.items()]
+
+
+def told(found: Corrections, split: Split, names: Sequence[str], known: Sequence[str], after: str) -> str:
+    """A line that names the images, of which ``split`` has all of the task, and what comes of them ``after``."""
+    first = found.first()
+    some = []
+    for row, was in zip(first.rows[:NAMED].tolist(), first.former[:NAMED].tolist(), strict=True):
+        image = f"image {row}" if split.in_memory else str(split.images[row])
+        now = names[int(split.targets[row])]
+        some.append(f"{image} (was '{known[was]}', now '{now}')")
+    number = len(first.rows)
+    more = ", ..." if number > NAMED else ""
+    which = "1 image was" if number == 1 else f"{number} images were"
+    return f"{which} learned as another class before: {', '.join(some)}{more}; {after}"
