@@ -90,7 +90,7 @@ def test_with_a_budget_in_operations_the_estimate_is_that_of_the_steps_it_allows
     estimate = seconds_of(tmp_path, settings)
     (config,) = load(write(tmp_path, settings))
     clock.now, dataset = 0.0, Datasets().of(config)
-    monkeypatch.setattr(budget, "cost_per_image", still(clock, budget.cost_per_image))
+    monkeypatch.setattr(budget, "costs_of_step", still(clock, budget.costs_of_step))
     Run(config, for_training(dataset, config), lambda progress: None).execute()
     assert estimate == pytest.approx(clock.now, rel=1e-6)
 

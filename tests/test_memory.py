@@ -110,7 +110,9 @@ def test_fixed_memory_keeps_the_quota_and_never_touches_old_classes(strategy, qu
         assert len(set(indices.tolist())) == kept and (TARGETS[indices] == c).all()
 
 
-@pytest.mark.parametrize("strategy, fixed", [("herding", True), ("random", True), ("reservoir", False)])
+@pytest.mark.parametrize(
+    "strategy, fixed", [("herding", True), ("random", True), ("reservoir", True), ("reservoir", False)]
+)
 def test_a_smaller_quota_than_before_holds_for_old_classes_too(strategy, fixed):
     memory = ExemplarMemory(fixed, 5, 20, strategy)
     one, two, three = tasks()
@@ -182,7 +184,25 @@ def test_reservoir_over_the_stream_is_uniform():
     assert abs(counts[:20].sum() - counts[40:].sum()) / 600 < 0.5
 
 
-@pytest.mark.parametrize("strategy, fixed", [("random", True), ("herding", True), ("reservoir", False)])
+def test_with_a_fixed_memory_each_class_has_a_reservoir_of_its_own():
+    """Classes 0 and 1 come in each of three tasks, with a third of their images: each is held as likely as the others,
+    an early one as a late one. Within five standard deviations.
+    """
+    parts = [np.flatnonzero((TARGETS < 2) & (np.arange(60) % 3 == number)) for number in range(3)]
+    counts = np.zeros(60)
+    for seed in range(400):
+        memory = ExemplarMemory(True, 4, 0, "reservoir")
+        for index, part in enumerate(parts):
+            task = Task(index, 2 if index else 0, 2, part, np.empty(0, np.int64))
+            memory.update(task, TARGETS, None, np.random.default_rng([seed, index]))
+            assert all(len(kept) == min(4, memory.seen_by_class[c]) for c, kept in memory.classes.items())
+        counts[memory.indices] += 1
+    assert np.abs(counts[:20] / 400 - 0.4).max() < 5 * np.sqrt(0.4 * 0.6 / 400) and not counts[20:].any()
+
+
+@pytest.mark.parametrize(
+    "strategy, fixed", [("random", True), ("herding", True), ("reservoir", True), ("reservoir", False)]
+)
 def test_a_memory_that_was_saved_goes_on_as_it_would_have(strategy, fixed):
     """A reservoir's next choice depends on the number of samples that it has seen."""
     one, two, three = tasks()

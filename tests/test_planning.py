@@ -11,7 +11,8 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
-from pycil_wsc.runs.planning import check_backbone
+from pycil_wsc.runs.planning import check_backbone, too_slow
+from pycil_wsc.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("unreported")
 
@@ -83,3 +84,51 @@ def test_a_file_of_weights_that_is_not_there_is_named_before_another_run_trains(
     assert main(["--config", write(tmp_path, settings | keys)]) == 2
     assert "pretrained: " in capsys.readouterr().err
     assert not results(settings) and not list(Path(settings["out"]).rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "keys, line",
+    [
+        ({"model_name": "ema", "decay": 0.99}, "decay: takes about 100 optimiser steps to take effect, but no task"),
+        ({"model_name": "ema", "decay": 0.5}, None),
+        (
+            {"model_name": "cls_er"},
+            "plastic_decay, stable_decay: take up to about 1,429 optimiser steps to take effect, but no task has",
+        ),
+        ({"model_name": "redo", "recycle_every": 7}, "recycle_every: takes about 7 optimiser steps"),
+        ({"model_name": "redo", "recycle_every": 6}, None),
+        ({"model_name": "wsc", "wsc.reset": "continual_backprop"}, "wsc.replacement_rate: takes about "),
+        (
+            {"model_name": "wsc", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.1},
+            "wsc.maturity: takes about 1,000 optimiser steps",
+        ),
+        ({"model_name": "wsc", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.0}, None),
+        ({"model_name": "wsc"}, None),
+        ({"model_name": "ema", "budget": {"seconds": 60}}, None),
+    ],
+)
+def test_a_method_that_needs_more_steps_than_a_task_has_says_so_in_a_line(keys, line, settings):
+    """Of tasks of six steps: two epochs of three batches."""
+    config = resolve(settings | {"batch_size": 8, "init_epoch": 2, "epochs": 2, "memory_per_class": 1} | keys)
+    run = Run(config, load_dataset(config.dataset, "."), lambda progress: None)
+    lines = too_slow(run.learner, [2 * 24, 2 * 24, 2 * 24])
+    assert len(lines) == bool(line) and (line is None or lines[0].startswith(line))
+
+
+def test_tasks_that_are_long_enough_are_not_counted(settings):
+    keys = {"model_name": "redo", "recycle_every": 7, "batch_size": 8, "init_epoch": 3, "epochs": 2}
+    config = resolve(settings | keys)
+    run = Run(config, load_dataset(config.dataset, "."), lambda progress: None)
+    (line,) = too_slow(run.learner, [3 * 24, 2 * 24, 2 * 24])
+    assert "but 2 of 3 tasks have fewer (about 6)" in line
+    (line,) = too_slow(run.learner, [3 * 24, 2 * 24, 2 * 24], first=1)
+    assert "but no task has as many" in line
+
+
+def test_what_a_method_needs_in_steps_is_said_before_it_trains(settings, tmp_path, capsys):
+    keys = {"model_name": "redo", "init_epoch": 1, "epochs": 1, "max_tasks": 1}
+    assert main(["--config", write(tmp_path, settings | keys)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = next(number for number, line in enumerate(lines) if "recycle_every: takes about 1,000" in line)
+    trained = next(number for number, line in enumerate(lines) if "CNN" in line)
+    assert said < trained

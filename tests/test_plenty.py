@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.optimization import task_schedule
+from pycil_wsc.training.step.cost import Operations
 
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
 INDICES = torch.tensor([5, 60, 7, 30, 80, 12])
@@ -129,9 +131,10 @@ def test_sam_steps_along_the_gradient_at_the_steepest_point(digits, tmp_path):  
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_moving_average_is_the_weighted_sum_of_the_weights_after_each_step(digits, tmp_path):  # noqa: F811
-    """Each weight's share is the product of what the later steps keep; statistics of batch norm included."""
-    learner, tasks = after("ema", 0, digits, tmp_path, decay=0.6)
+@pytest.mark.parametrize("decay", [0.0, 0.6, 0.999])
+def test_the_moving_average_keeps_its_decay_from_the_first_step_on(decay, digits, tmp_path):  # noqa: F811
+    """Shares fall by ``decay`` with each step back, and add up to 1; statistics of batch norm included."""
+    learner, tasks = after("ema", 0, digits, tmp_path, decay=decay)
     step, seen = learner.after_step, []
 
     def watched():
@@ -140,9 +143,9 @@ def test_the_moving_average_is_the_weighted_sum_of_the_weights_after_each_step(d
 
     learner.after_step = watched
     learner.learn(tasks[0], SILENT)
-    kept = [min(0.6, n / (n + 9)) for n in range(1, len(seen) + 1)]
-    assert len(seen) > 8 and kept[0] < 0.6
-    shares = [(1 - d) * math.prod(kept[n + 1 :]) for n, d in enumerate(kept)]
+    powers = [decay**age for age in reversed(range(len(seen)))]
+    assert len(seen) > 8
+    shares = [power / math.fsum(powers) for power in powers]
     for name, value in learner.network.state_dict().items():
         if value.is_floating_point():
             expected = sum(share * weights[name] for share, weights in zip(shares, seen))
@@ -152,7 +155,7 @@ def test_the_moving_average_is_the_weighted_sum_of_the_weights_after_each_step(d
 def test_cls_ers_loss_draws_replayed_logits_to_those_of_the_surer_average(digits, tmp_path):  # noqa: F811
     learner, _ = second_task("cls_er", digits, tmp_path, consistency=0.3)
     perturb(learner.stable)
-    loss, logits = learner.loss(batch_of(BATCH, TARGETS, INDICES, OLD))
+    loss, logits = learner.loss(learner.before_step(batch_of(BATCH, TARGETS, INDICES, OLD)))
     plastic, stable = learner.plastic(BATCH), learner.stable(BATCH)
     total, surer = 0.0, set()
     for row in OLD.nonzero()[:, 0].tolist():
@@ -163,6 +166,37 @@ def test_cls_ers_loss_draws_replayed_logits_to_those_of_the_surer_average(digits
         surer.add(best)
     assert surer == {"plastic", "stable"}
     torch.testing.assert_close(loss, negative_log_likelihood(logits, TARGETS) + 0.3 * total / 4)
+
+
+@pytest.mark.parametrize("ratio", [None, 0.5])
+def test_cls_er_pays_for_its_averages_on_exemplars_alone(ratio, digits, tmp_path):  # noqa: F811
+    """Replay's step for every image, and a forward pass of each average for every exemplar of every batch."""
+    learner, tasks = after("cls_er", 1, digits, tmp_path, replay_ratio=ratio, plastic_rate=0.0, stable_rate=0.0)
+    learner.grow_for(tasks[1])
+    prepare, images, replayed, seen = learner.before_step, [], [], []
+
+    def watched(batch):
+        images.append(len(batch))
+        replayed.append(int(batch.from_memory.sum()))
+        return prepare(batch)
+
+    learner.before_step, learner.grow_for, before = watched, lambda task: None, learner.train_flops
+    for average in (learner.plastic, learner.stable):
+        average.register_forward_hook(lambda average, inputs, output: seen.append(len(inputs[0])))
+    learner.learn(tasks[1], SILENT)
+    assert sum(seen) == 2 * sum(replayed) > 50
+    with Operations() as step:
+        cross_entropy(learner.network(BATCH), TARGETS).backward()
+    with Operations() as forward, torch.no_grad():
+        learner.stable(BATCH)
+    expected = step.total * sum(images) + 2 * forward.total * sum(replayed)
+    assert learner.train_flops - before == expected / len(BATCH)
+
+
+def test_the_rows_of_exemplars_are_those_of_the_mask():
+    batch = batch_of(BATCH, TARGETS, INDICES, OLD)
+    assert batch.exemplar_rows.tolist() == replace(batch, replayed=4).exemplar_rows.tolist() == [0, 2, 3, 5]
+    assert not len(batch_of(BATCH, TARGETS).exemplar_rows)
 
 
 def test_cls_ers_averages_move_in_their_share_of_the_steps_and_the_stable_one_is_tested(digits, tmp_path):  # noqa: F811

@@ -236,7 +236,9 @@ CAUTIONS = """\
   the verdicts about them say little about the paper's setting. With a limit of -0.5 instead of -1, only the verdict
   about drift would change.
 - Reservoir sampling is compared with herding, the default here and in PyCIL. The paper calls its own default random
-  sampling.
+  sampling. The runs drew the exemplars of a task from its images whatever their class, as many as there are for its new
+  classes, and replaced none later: [not a reservoir](methods.md#reservoirs) in the strict sense. With one exemplar per
+  class, about a third of the classes thus had none, which explains a part of the difference.
 - The language models of the paper's second half are not checked here.
 """
 LINK = "[The claims in detail](claims_in_detail.md): measures, costs, every memory size, every method, and the hours.\n"

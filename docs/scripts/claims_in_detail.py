@@ -122,9 +122,9 @@ images this explains why WA is behind: without the scaling its average accuracy 
 IN_OTHER_SETTINGS = """\
 ## In other settings
 
-The average accuracy, in percent, without exemplars, with exemplars chosen by reservoir sampling instead of herding, and
-in twenty tasks. Without exemplars, Finetune, which trains on the new classes alone, is ahead of all. The paper's runs
-without exemplars probably [had one per class](paper.md).
+The average accuracy, in percent, without exemplars, with exemplars chosen by reservoir sampling instead of herding
+([by an earlier rule](claims.md#how-far-to-trust-it)), and in twenty tasks. Without exemplars, Finetune, which trains on
+the new classes alone, is ahead of all. The paper's runs without exemplars probably [had one per class](paper.md).
 """
 AT_REPLAYS_OPERATIONS = """\
 ## At Replay's operations

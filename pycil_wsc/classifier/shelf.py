@@ -262,6 +262,8 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
     _check(_numbers(extra["images_trained"], extra["train_flops"], extra["memory"]["seen"]), "counts")
     _check(extra["images_trained"] == history[-1]["images_trained"], "counts")
     _check(extra["memory"].get("tasks", tasks) == tasks, "counts")  # missing in learners of earlier versions
+    seen_by_class = extra["memory"].get("seen_by_class", {})  # missing likewise
+    _check(_numbers(*seen_by_class.keys(), *seen_by_class.values()), "counts")
     memory = extra["memory"]["classes"]
     held = [index for indices in memory.values() for index in indices]
     _check(sorted(held) == list(range(len(labels))), "memory")

@@ -126,7 +126,8 @@ class MemoryOptions:
     )
     exemplars: str = key(
         "herding",
-        "how exemplars are chosen: `herding`, `random`, `reservoir`, or a choice that is registered",
+        "how exemplars are chosen: `herding`, `random`, `reservoir` (a uniform sample of all images so far; with "
+        "`fixed_memory`, of those of each class), or a choice that is registered",
         decides="later tasks",
         affects="accuracy",
         by_method=True,

@@ -100,4 +100,33 @@ def check_plan(plan: list[int], learner: BaseLearner, task: Task) -> None:
         )
 
 
+def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]:
+    """One line if tasks have fewer optimiser steps than a key of the method needs to take effect.
+
+    Args:
+        learner: declares its :meth:`~pycil_wsc.training.hooks.Hooks.time_constants`.
+        plan: the number of training images of each task.
+        first: the first task that is still to be trained.
+    """
+    config = learner.config
+    steps = []
+    for task in learner.manager.tasks[first:]:
+        epochs = max(1, learner.planned_epochs(config, task))
+        steps.append(epochs * learner.num_batches(plan[task.index] // epochs))
+    if config.task_seconds or not steps:
+        return []  # how many steps fit into the seconds is known only afterwards
+    slow = {name: needed for name, needed in learner.time_constants().items() if needed > min(steps)}
+    if not slow:
+        return []
+    needed = max(slow.values())
+    fewer = sorted(each for each in steps if each < needed)
+    about = f"{fewer[0]:,}" if fewer[0] == fewer[-1] else f"{fewer[0]:,} to {fewer[-1]:,}"
+    tasks = "no task has as many" if len(fewer) == len(steps) else f"{len(fewer)} of {len(steps)} tasks have fewer"
+    takes = "takes about" if len(slow) == 1 else "take up to about"
+    return [
+        f"{', '.join(slow)}: {takes} {needed:,.0f} optimiser steps to take effect, but {tasks} (about {about}); "
+        "choose another value, or train for more epochs"
+    ]
+
+
 _buildable: set[tuple[type[BaseLearner], int, str]] = set()

@@ -28,7 +28,7 @@ from pycil_wsc.runs import first_task
 from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint, save_weights
 from pycil_wsc.runs.device_check import rehearse
 from pycil_wsc.runs.journal import Journal, summary
-from pycil_wsc.runs.planning import check_plan, plan_of
+from pycil_wsc.runs.planning import check_plan, plan_of, too_slow
 from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Evaluator
@@ -113,6 +113,7 @@ class Run(Monitor):
             files.callback(self.test_source.close)
             self._begin()
             first, resume = self._restore()
+            self.remarks += too_slow(self.learner, self.plan, first)
             self.journal.open_scalars(self.config, files)
             self.journal.mark = self.saved_at = time.perf_counter()
             for task in self.manager.tasks[first:]:

@@ -95,7 +95,9 @@ class Truncated(BaseLearner):
             phase.epochs = -(-phase.steps // batches)
             before = self.train_flops
             yield phase
-            self.train_flops = before + epochs * len(phase.indices) * (self.step_cost or 0)  # as if it were all done
+            of_epoch = len(phase.indices) * (self.step_cost or 0)
+            of_epoch += self.exemplars_per_epoch(task, phase) * (self.exemplar_cost or 0)
+            self.train_flops = before + epochs * of_epoch  # as if it were all done
 
     def end_task(self, task: Task) -> None:
         """Only detach what is attached to the network: the task is not trained to its end."""

@@ -91,6 +91,18 @@ class ContinualBackprop:
             return False
         return True
 
+    def time_constants(self) -> dict[str, float]:
+        """{option: optimiser steps until the first unit is replaced}, with the option that this is mostly due to.
+
+        In the layer with the most units, 1 / (rate * units) steps after they are mature. Empty if none is replaced.
+        """
+        most = max((len(layer.utility) for layer in self._layers), default=0)
+        if not (self.rate and most):
+            return {}
+        waiting = 1 / (self.rate * most)
+        slowest = "maturity" if self.maturity >= waiting else "replacement_rate"
+        return {slowest: self.maturity + waiting}
+
     def attach(self, optimizer: Optimizer) -> "ContinualBackprop":
         """Follow the steps of ``optimizer`` and the activations of the model in training mode. Returns self.
 

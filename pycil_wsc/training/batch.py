@@ -17,8 +17,9 @@ class Batch:
         from_memory: bool (B,), whether a sample is an exemplar, and not one of the task's own.
         views: further augmentations of the same images, if the phase has several (``Phase.views``).
         whole: the images of the whole batch, if this is a process's part of it; None: as many as these.
-        drawn: random tensors, the same in all processes, if the phase draws any (``Phase.draw``), and what its source
-            has beside images and targets.
+        drawn: random tensors, the same in all processes, if the phase draws any (``Phase.draw``), what its source has
+            beside images and targets, and what ``before_step`` adds.
+        replayed: how many of these images are exemplars, if the host knows it.
     """
 
     images: Tensor
@@ -28,9 +29,17 @@ class Batch:
     views: tuple[Tensor, ...] = ()
     whole: int | None = None
     drawn: tuple[Tensor, ...] = ()
+    replayed: int | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def exemplar_rows(self) -> Tensor:
+        """The rows of the exemplars, in their order: int64 (k,). Waits for the device only without ``replayed``."""
+        number = int(self.from_memory.sum()) if self.replayed is None else self.replayed
+        exemplars_first = (~self.from_memory).to(torch.uint8).argsort(stable=True)
+        return exemplars_first[:number]
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -3,12 +3,15 @@
 A phase may spend what is left of the task's budget, times its share of the planned images that are left.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from pycil_wsc.data.batches.features import FeatureSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.layers import freeze
 from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.training.batch import Batch
 from pycil_wsc.training.hooks import Hooks
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.step.backward import Backward, epoch_of
@@ -47,9 +50,10 @@ def _fit_operations(learner: Hooks, task: Task, number: int, phase: Phase) -> No
     begun = learner.spending.begun
     spent = begun[number]["operations"] - begun[0]["operations"]
     left = (replay_operations(learner, task) - spent) * _share(learner, task, number)
-    cost = cost_per_image(learner, task, number, phase)
-    learner.step_cost = round(cost)
-    epochs = max(0, left) / (cost * len(phase.indices))
+    exemplars = learner.exemplars_per_epoch(task, phase)
+    per_image, per_exemplar = costs_of_step(learner, task, number, phase, bool(exemplars))
+    learner.step_cost, learner.exemplar_cost = round(per_image), round(per_exemplar)
+    epochs = max(0, left) / (per_image * len(phase.indices) + per_exemplar * exemplars)
     batches = learner.num_batches(len(phase.indices), phase.batch_size)
     steps = max(1, round(epochs * batches))
     planned, schedule = phase.epochs * batches, phase.lr
@@ -87,14 +91,20 @@ def replay_operations(learner: Hooks, task: Task) -> float:
     return learner.planned_epochs(learner.config, task) * images * cost.per_image
 
 
-def cost_per_image(learner: Hooks, task: Task, number: int, phase: Phase) -> float:
-    """The operations of a phase per image, counted in a step that is not taken: statistics and weights stay."""
+def costs_of_step(learner: Hooks, task: Task, number: int, phase: Phase, replays: bool = False) -> tuple[float, float]:
+    """The operations of a phase per image and, before the step, per exemplar, counted in a step that is not taken:
+    statistics and weights stay.
+
+    ``replays``: whether the phase's batches have exemplars. The first batch that has one is then the step's.
+    """
     cost, backward = StepCost(), Backward(learner, phase)
     kept = [(buffer, buffer.clone()) for buffer in learner.buffers()]
     learner.eval()
     phase.network.train()
     with learner.seeded("cost", device=learner.device):
-        batch = learner.before_step(next(iter(epoch_of(learner, task, number, phase, 0))))
+        part = _first_batch(epoch_of(learner, task, number, phase, 0), replays)
+        with cost.measured_before(part.replayed):
+            batch = learner.before_step(part)
         with cost.measured(len(batch)):
             backward(batch)
             learner.after_backward(batch, backward)
@@ -103,6 +113,19 @@ def cost_per_image(learner: Hooks, task: Task, number: int, phase: Phase) -> flo
     for buffer, value in kept:
         buffer.copy_(value)
     assert cost.per_image is not None
-    images = torch.tensor([cost.per_image * len(batch), len(batch)], dtype=torch.float64)
-    total, count = learner.processes.sum_(images).tolist()
-    return total / max(1.0, count)
+    replayed = batch.replayed or 0
+    before = (cost.per_exemplar or 0) * replayed
+    sums = torch.tensor([cost.per_image * len(batch), len(batch), before, replayed], dtype=torch.float64)
+    total, images, before, replayed = learner.processes.sum_(sums).tolist()
+    return total / max(1.0, images), before / max(1.0, replayed)
+
+
+def _first_batch(batches: Iterator[Batch], replays: bool) -> Batch:
+    """The first of the batches or, if they replay, the first that has exemplars; the last if this process has none."""
+    batch = next(batches)
+    while replays and not batch.replayed:
+        following = next(batches, None)
+        if following is None:
+            break
+        batch = following
+    return batch

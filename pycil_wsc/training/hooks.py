@@ -85,9 +85,11 @@ class Hooks(Toolbox):
         return task.train_indices
 
     def before_step(self, batch: Batch) -> Batch:
-        """The batch to train on, by default ``batch`` itself: for images that are mixed, as by CutMix.
+        """The batch to train on, by default ``batch`` itself: for images that are mixed, as by CutMix, and for passes
+        of other networks over the exemplars alone (``batch.exemplar_rows``), whose outputs the loss finds in ``drawn``.
 
-        Random numbers that are drawn here, on the device, are the same with ``compile`` and after a resume.
+        Random numbers that are drawn here, on the device, are the same with ``compile`` and after a resume. Operations
+        count as so many per exemplar of the batch.
         """
         return batch
 
@@ -120,6 +122,13 @@ class Hooks(Toolbox):
 
     def after_memory(self, task: Task) -> None:
         """Called when the exemplars of the task are chosen, before the test: to store their logits, for example."""
+
+    def time_constants(self) -> dict[str, float]:
+        """Keys that need time: {key: the optimiser steps within a task until its value takes effect}.
+
+        A run says in one line, before it trains, which of them are longer than its tasks.
+        """
+        return {}
 
     # ---- prediction --------------------------------------------------------------------------------------------------
 

@@ -156,6 +156,7 @@ class BaseLearner(Hooks):
             "images_trained": self.images_trained,
             "train_flops": self.train_flops,
             "step_cost": self.step_cost,
+            "exemplar_cost": self.exemplar_cost,
         }
 
     def set_extra_state(self, state: State) -> None:
@@ -165,3 +166,4 @@ class BaseLearner(Hooks):
             self.spending.load_state_dict(state["spending"])
         self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
         self.step_cost = state.get("step_cost")  # missing in states of earlier versions
+        self.exemplar_cost = state.get("exemplar_cost", 0)  # missing likewise: part of the cost per image

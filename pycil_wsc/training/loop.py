@@ -35,7 +35,7 @@ def fit(learner: Hooks, task: Task, number: int, phase: Phase, first: int, monit
     cost, pace = StepCost(), Pace(learner, phase, first)
     backward = Backward(learner, phase)
     if first:  # a step may cost more or less than that of the first epoch, which counts
-        cost.per_image = learner.step_cost
+        cost.per_image, cost.per_exemplar = learner.step_cost, learner.exemplar_cost
     monitor.phase_started(task, phase, first)
     learner.zero_grad(set_to_none=True)
     for epoch in pace.epochs():
@@ -46,7 +46,8 @@ def fit(learner: Hooks, task: Task, number: int, phase: Phase, first: int, monit
         correct = torch.zeros((), device=device, dtype=torch.int64)
         with learner.seeded("dropout", task.index, number, epoch, processes.rank, device=device):
             for part in pace.steps(epoch, epoch_of(learner, task, number, phase, epoch)):
-                batch = learner.before_step(part)
+                with cost.measured_before(part.replayed):
+                    batch = learner.before_step(part)
                 with cost.measured(len(batch)) if cost.unknown else contextlib.nullcontext():
                     loss, right = backward(batch)
                     total_loss += loss
@@ -59,8 +60,9 @@ def fit(learner: Hooks, task: Task, number: int, phase: Phase, first: int, monit
                 monitor.step(len(batch))
         images = pace.images()
         learner.images_trained += round(phase.counted_images * images / len(phase.indices))
-        learner.step_cost = cost.per_image
-        learner.train_flops += (cost.per_image or 0) * images
+        replayed = int(processes.sum_(torch.tensor(pace.replayed, device=device)).item())
+        learner.step_cost, learner.exemplar_cost = cost.per_image, cost.per_exemplar
+        learner.train_flops += (cost.per_image or 0) * images + (cost.per_exemplar or 0) * replayed
         mean_loss = processes.sum_(total_loss).item() / pace.done
         accuracy = 100 * processes.sum_(correct).item() / images
         pace.end_epoch(epoch)

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import recompute_batch_norm
 from pycil_wsc.data.batches.loader import BatchSource, Source
-from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order, num_batches
+from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order, new_in_batches, num_batches
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.values import ExemplarValues
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
@@ -60,6 +60,7 @@ class Toolbox(nn.Module):
         self.images_trained = self.train_flops = 0
         self.spending = Spending()
         self.step_cost: int | None = None  # operations per image of the current phase
+        self.exemplar_cost: int | None = None  # and per exemplar of a batch, before the step
         self._needs_fp32: bool | None = None  # not a cached property: before Python 3.12 these share a lock
 
     @functools.cached_property
@@ -137,8 +138,7 @@ class Toolbox(nn.Module):
         """
         c, share = self.config, self.processes.share_of_each_batch
         size: int = c.batch_size if batch_size is None else batch_size
-        of_task = np.zeros(len(self.manager.train_targets), bool)
-        of_task[self.manager.tasks[task].train_indices] = True
+        of_task = self._of_task(task)
         seed = seeding.derived_seed(c.seed, "batches", task, *address)
         newest = of_task[indices] if source is None else np.ones(len(indices), bool)
         if mixed and c.replay_ratio is not None and newest.any() and not newest.all():
@@ -172,7 +172,25 @@ class Toolbox(nn.Module):
             drawn = () if draw is None else draw(generator)
             more = tuple(view for view, _ in others)
             own = images, labels, numbers[part][rows], old[part][rows], more
-            yield Batch(*own, whole=part.stop - part.start, drawn=(*drawn, *beside))
+            replayed = int(from_memory[part][rows].sum())
+            yield Batch(*own, whole=part.stop - part.start, drawn=(*drawn, *beside), replayed=replayed)
+
+    def exemplars_per_epoch(self, task: Task, phase: Phase) -> int:
+        """How many images of the batches of an epoch are exemplars, in all processes."""
+        c = self.config
+        if phase.source is not None:
+            return 0
+        newest = int(self._of_task(task.index)[phase.indices].sum())
+        total = len(phase.indices)
+        if phase.mixed and c.replay_ratio is not None and 0 < newest < total:
+            newest = sum(new_in_batches(total, c.replay_ratio, phase.batch_size or c.batch_size))
+        return total - newest
+
+    def _of_task(self, task: int) -> np.ndarray:
+        """Whether each training sample is one of the task's own: bool (N,)."""
+        of_task = np.zeros(len(self.manager.train_targets), bool)
+        of_task[self.manager.tasks[task].train_indices] = True
+        return of_task
 
     def num_batches(self, samples: int, batch_size: int | None = None) -> int:
         """The number of training batches in an epoch over ``samples`` images; by default of the configured size."""

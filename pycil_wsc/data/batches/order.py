@@ -43,8 +43,8 @@ def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int,
     samples of the same array differ by at most one. ``new`` and ``old``: int64 arrays with at least one sample each.
     """
     total, rng = len(new) + len(old), np.random.default_rng(seed)
-    sizes = [min(batch_size, total - start) for start in range(0, total, batch_size)]
-    counts = [round(share * size) for size in sizes]
+    sizes = _batch_sizes(total, batch_size)
+    counts = new_in_batches(total, share, batch_size)
     new_stream, old_stream = (
         _stream(samples, number, rng) for samples, number in ((new, sum(counts)), (old, total - sum(counts)))
     )
@@ -53,6 +53,15 @@ def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int,
         parts += [new_stream[:count], old_stream[: size - count]]
         new_stream, old_stream = new_stream[count:], old_stream[size - count :]
     return np.concatenate(parts)
+
+
+def new_in_batches(total: int, share: float, batch_size: int) -> list[int]:
+    """The number of new samples in each batch of :func:`mixed_order`, of ``total`` samples in all."""
+    return [round(share * size) for size in _batch_sizes(total, batch_size)]
+
+
+def _batch_sizes(total, batch_size):
+    return [min(batch_size, total - start) for start in range(0, total, batch_size)]
 
 
 def _stream(samples, number, rng):

@@ -3,7 +3,6 @@
 import numpy as np
 
 from pycil_wsc.data.memory.memory import Pool
-from pycil_wsc.data.options import ALL
 from pycil_wsc.registry import register_exemplars
 
 
@@ -23,23 +22,27 @@ def draw(pool: Pool) -> dict[int, np.ndarray]:
 
 @register_exemplars("reservoir", by_class=False)
 def sample_the_stream(pool: Pool) -> dict[int, np.ndarray]:
-    """A uniform sample of the stream, regardless of class (Vitter, 1985).
+    """A uniform sample of the stream (Vitter, 1985): ``memory_size`` of all samples so far, regardless of class.
 
-    With ``fixed_memory``, ``memory_per_class`` times the number of new classes from the task's samples; otherwise
-    ``memory_size`` from all samples seen so far.
+    With ``fixed_memory``, each class has a reservoir of its own: ``memory_per_class`` of all samples of the class so
+    far. A single reservoir cannot grow with the number of classes: what it has dropped does not come again.
     """
     memory, task, targets = pool.memory, pool.task, pool.targets
     if memory.fixed:
-        number = ALL if memory.per_class == ALL else memory.per_class * task.num_new
-        chosen, kept = pool.rng.permutation(task.train_indices)[:number], memory.classes
-    else:
-        capacity = memory.capacity(task.num_seen)
-        chosen = reservoir(memory.indices, memory.seen, task.train_indices, capacity, pool.rng)
-        kept = {}
+        return {label: _of_its_class(pool, label) for label in range(task.num_seen)}
+    capacity = memory.capacity(task.num_seen)
+    chosen = reservoir(memory.indices, memory.seen, task.train_indices, capacity, pool.rng)
     labels = targets[chosen]
     order = np.argsort(labels, kind="stable")
-    groups = np.split(chosen[order], np.searchsorted(labels[order], np.arange(1, task.num_seen)))
-    return {c: np.concatenate([kept.get(c, group[:0]), group]) for c, group in enumerate(groups)}
+    return dict(enumerate(np.split(chosen[order], np.searchsorted(labels[order], np.arange(1, task.num_seen)))))
+
+
+def _of_its_class(pool, label):
+    """The reservoir of a class after the task."""
+    memory = pool.memory
+    held = memory.classes.get(label, np.empty(0, np.int64))
+    seen = memory.seen_by_class.get(label, len(held))  # unknown in states of earlier versions
+    return reservoir(held, seen, pool.indices[pool.rows(label)], memory.per_class, pool.rng)
 
 
 def normalise(features: np.ndarray) -> np.ndarray:

@@ -19,8 +19,8 @@ class ExemplarMemory:
 
     With ``fixed``, each class keeps ``per_class`` exemplars. Otherwise ``total`` exemplars are divided equally among
     the classes seen; as the quota shrinks, a class keeps its first exemplars. ``strategy`` names the registered choice
-    (:mod:`pycil_wsc.data.memory.choices`). ``capacity``: number of classes seen -> number of exemplars to divide, if less
-    than ``total`` fit, since something is stored with each.
+    (:mod:`.choices`). ``capacity``: number of classes seen -> number of exemplars to divide, if less than ``total``
+    fit, since something is stored with each.
 
     A quota above the size of a class keeps the whole class; 0 keeps nothing. If all samples are kept, nothing is
     chosen, and no features are needed. If a task has new samples of a known class, a choice by class chooses its
@@ -39,6 +39,7 @@ class ExemplarMemory:
         self._capacity = capacity
         self.classes: dict[int, np.ndarray] = {}  # class -> indices of its exemplars, most important first
         self.seen = 0  # number of samples of all tasks so far
+        self.seen_by_class: dict[int, int] = {}  # class -> the number of its samples so far
         self.tasks = 0  # number of tasks whose exemplars are chosen
 
     def __len__(self) -> int:
@@ -97,6 +98,8 @@ class ExemplarMemory:
             chosen = choice.choose(pool)
         self.classes = kept | chosen
         self.seen += len(task.train_indices)
+        for label, number in zip(*np.unique(targets[task.train_indices], return_counts=True)):
+            self.seen_by_class[int(label)] = self.seen_by_class.get(int(label), 0) + int(number)
         self.tasks = task.index + 1
 
     def counting(self) -> ExemplarMemory:
@@ -116,11 +119,13 @@ class ExemplarMemory:
 
     def state_dict(self) -> State:
         classes = {c: kept.tolist() for c, kept in self.classes.items()}
-        return {"classes": classes, "seen": self.seen, "tasks": self.tasks}
+        by_class = dict(self.seen_by_class)
+        return {"classes": classes, "seen": self.seen, "seen_by_class": by_class, "tasks": self.tasks}
 
     def load_state_dict(self, state: State) -> None:
         self.classes = {c: np.array(kept, np.int64) for c, kept in state["classes"].items()}
         self.seen = state.get("seen", 0)  # missing in weights saved by earlier versions, which are not trained further
+        self.seen_by_class = dict(state.get("seen_by_class", {}))  # missing in states of earlier versions
         self.tasks = state.get("tasks", 0)  # missing likewise; no learner then chose before its task's end
 
 

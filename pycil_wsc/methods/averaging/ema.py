@@ -16,14 +16,20 @@ from pycil_wsc.training.learner import Arguments
 class EMA(Replay):
     """Replay, with an exponential moving average of the weights, which replaces them at the end of each task.
 
-    After step n of a task, average <- d * average + (1 - d) * weights, with d the smaller of ``decay`` and
-    n / (n + 9), so that the weights before the task do not outlast a short one. Statistics of batch norm are averaged
-    too. The default decay is ours.
+    With d the ``decay``, the average after step n of a task is the sum over its steps i of d^(n-i) (1 - d) w_i, divided
+    by the sum of these shares, 1 - d^n. This division is Adam's correction of the bias: the weights before the task
+    have no share. Statistics of batch norm are averaged too. The default decay is ours.
     """
 
     @dataclass(frozen=True)
     class Options:
-        decay: float = key(0.999, "fraction of the average that each step keeps", low=0, below=1)
+        decay: float = key(
+            0.999,
+            "what each further step multiplies the share of an earlier step's weights by; the average is over about "
+            "1 / (1 - `decay`) steps",
+            low=0,
+            below=1,
+        )
 
     plain_first_task = False
     averages = True
@@ -33,6 +39,9 @@ class EMA(Replay):
         self.average: dict[str, Tensor] = {}  # averages of the task's weights and statistics; empty between tasks
         self.steps = 0  # optimiser steps in the task
 
+    def time_constants(self) -> dict[str, float]:
+        return {"decay": 1 / (1 - self.config.options.decay)}
+
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
         self.steps = 0
@@ -41,8 +50,9 @@ class EMA(Replay):
     @torch.no_grad()
     def after_step(self) -> None:
         self.steps += 1
-        decay = min(self.config.options.decay, self.steps / (self.steps + 9))
-        torch._foreach_lerp_(list(self.average.values()), list(self._averaged().values()), 1 - decay)
+        decay = self.config.options.decay
+        newest = (1 - decay) / (1 - decay**self.steps)  # the share of these weights; 1 after the first step
+        torch._foreach_lerp_(list(self.average.values()), list(self._averaged().values()), newest)
 
     @torch.no_grad()
     def end_task(self, task: Task) -> None:

@@ -39,6 +39,8 @@ class Replacement(Protocol):
 
     def detach(self) -> None: ...
 
+    def time_constants(self) -> dict[str, float]: ...
+
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
@@ -83,6 +85,11 @@ class Consolidated(Scoring):
     @property
     def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return super().plain_first_task and not self.config.wsc.first_task
+
+    def time_constants(self) -> dict[str, float]:
+        rule = self._rule(self.manager.tasks[0], per_epoch=1)
+        of_rule = getattr(rule, "time_constants", dict)()
+        return super().time_constants() | {f"wsc.{name}": steps for name, steps in of_rule.items()}
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)

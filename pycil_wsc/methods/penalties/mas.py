@@ -13,8 +13,9 @@ class MAS(PenalisingLearner):
     """Memory Aware Synapses (Aljundi et al., ECCV 2018, https://arxiv.org/abs/1711.09601).
 
     The importance of a weight is how much the squared norm of the logits depends on it: absolute gradients of whole
-    batches, as in the authors' code, in evaluation mode. It adds up over tasks. The weight 1 of the penalty is that of
-    the authors' code for object recognition; the schedule is that of PyCIL's EWC.
+    batches, as in the authors' code, in evaluation mode, so that it depends on ``batch_size``. It adds up over tasks.
+    The weight 1 of the penalty is that of the authors' code for object recognition; the schedule is that of PyCIL's
+    EWC.
     """
 
     @dataclass(frozen=True)

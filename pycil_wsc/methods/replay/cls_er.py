@@ -1,5 +1,5 @@
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ class CLSER(Replay):
     """Complementary learning systems with ER (Arani et al., ICLR 2022, https://arxiv.org/abs/2201.12604).
 
     Two moving averages of the weights are updated after a random fraction of the steps, the plastic one more often than
-    the stable one. Replayed logits are drawn to those of the average that gives the label the higher probability. The
-    stable average is tested, and the next task goes on from the weights that were trained. Statistics of batch norm are
-    averaged, too.
+    the stable one. Replayed logits are drawn to those of the average that gives the label the higher probability; the
+    averages see the exemplars of a batch alone. The stable average is tested, and the next task goes on from the
+    weights that were trained. Statistics of batch norm are averaged, too.
     """
 
     @dataclass(frozen=True)
@@ -69,6 +69,12 @@ class CLSER(Replay):
         self.steps = 0  # optimiser steps in all tasks
         self.working: list[Tensor] = []  # the network's weights, while it has those of the stable average
 
+    def time_constants(self) -> dict[str, float]:
+        """Of both averages, which are updated in a part of the steps only."""
+        options = self.config.options
+        updates = {"plastic_decay": options.plastic_rate, "stable_decay": options.stable_rate}
+        return {name: 1 / (1 - getattr(options, name)) / rate for name, rate in updates.items() if rate}
+
     @torch.no_grad()
     def grow(self, task: Task) -> None:
         super().grow(task)
@@ -86,14 +92,25 @@ class CLSER(Replay):
             part_of(grown, own).copy_(own)
         self.working = []
 
+    @torch.no_grad()
+    def before_step(self, batch: Batch) -> Batch:
+        """Add the logits of the surer average, (B, classes) float32; 0 in the rows of the task's own images."""
+        if not len(self.memory):
+            return batch
+        rows = batch.exemplar_rows
+        wanted = torch.zeros(len(batch), self.network.head.out_features, device=self.device)
+        if len(rows):
+            images, labels = batch.images[rows], batch.targets[rows, None]
+            with self.autocast():
+                plastic, stable = self.plastic(images).float(), self.stable(images).float()
+            surer = stable.softmax(1).gather(1, labels) > plastic.softmax(1).gather(1, labels)
+            wanted.index_copy_(0, rows, torch.where(surer, stable, plastic))
+        return replace(batch, drawn=(*batch.drawn, wanted))
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if not len(self.memory):
             return super().loss(batch)
-        with torch.no_grad():
-            plastic, stable = self.plastic(batch.images).float(), self.stable(batch.images).float()
-        labels = batch.targets[:, None]
-        surer = stable.softmax(1).gather(1, labels) > plastic.softmax(1).gather(1, labels)
-        wanted = torch.where(surer, stable, plastic)
+        *_, wanted = batch.drawn
         logits = self.network(batch.images).float()
         distances = (logits - wanted).square().mean(1)
         replayed = self.mean_over(distances, batch.from_memory)

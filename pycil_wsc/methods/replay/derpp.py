@@ -17,17 +17,19 @@ class DERpp(Replay):
     """Dark Experience Replay++ (Buzzega et al., NeurIPS 2020, https://arxiv.org/abs/2004.07211).
 
     Exemplars are replayed with their labels and with the logits that they had when they were chosen. The logits of
-    classes that came later are not compared.
+    classes that came later are not compared. Each term is a mean over its part of the batch, so that the fewer an
+    image's own kind in the batch, the more it weighs.
     """
 
     @dataclass(frozen=True)
     class Options:
         alpha: float = key(
-            0.1, "weight of the stored logits (0.1 in Mammoth for CIFAR-100)", low=0, decides="later tasks"
+            0.1,
+            "weight of the stored logits (0.1 in Mammoth's former list of values for CIFAR-100)",
+            low=0,
+            decides="later tasks",
         )
-        beta: float = key(
-            0.5, "weight of the exemplars' labels (0.5 in Mammoth for CIFAR-100)", low=0, decides="later tasks"
-        )
+        beta: float = key(0.5, "weight of the exemplars' labels (0.5 in the same list)", low=0, decides="later tasks")
 
     needs_exemplars = True
 

@@ -12,7 +12,8 @@ class ERACE(Replay):
     """ER with asymmetric cross-entropy (Caccia et al., ICLR 2022, https://arxiv.org/abs/2104.05025).
 
     The task's own images compete only among the classes that are in the batch with them, so that new classes do not
-    push the old ones away; exemplars compete among all classes. The first task, without exemplars, is plain.
+    push the old ones away; exemplars compete among all classes. Each of the two losses is a mean over its part of the
+    batch. The first task, without exemplars, is plain.
     """
 
     needs_exemplars = True

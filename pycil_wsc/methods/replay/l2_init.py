@@ -18,13 +18,17 @@ from pycil_wsc.training.learner import Arguments
 class L2Init(Replay):
     """Regenerative regularisation (Kumar et al., 2023, https://arxiv.org/abs/2308.11958), with Replay.
 
-    The weights are drawn to their initial values, instead of to zero as by weight decay.
+    The weights are drawn to their initial values, instead of to zero as by weight decay. The penalty is the squared
+    distance itself, not half of it: its gradient is that of a weight decay of twice ``l2_init``.
     """
 
     @dataclass(frozen=True)
     class Options:
         l2_init: float = key(
-            1e-3, "weight of the squared distance from the initial weights (0.001 is our choice)", low=0
+            1e-3,
+            "weight of the squared distance from the initial weights, which acts as a weight decay of twice this value "
+            "(0.001 is our choice)",
+            low=0,
         )
 
     plain_first_task = False

@@ -58,6 +58,9 @@ class ReDo(Replay):
                 " use another backbone or method"
             )
 
+    def time_constants(self) -> dict[str, float]:
+        return {"recycle_every": self.config.options.recycle_every}
+
     def phases(self, task: Task) -> Iterator[Phase]:
         for phase in super().phases(task):
             self.optimizer_of_phase = phase.optimizer

@@ -79,13 +79,14 @@ class Operations(TorchDispatchMode):
 
 
 class StepCost:
-    """Floating-point operations per image of a phase, counted in its first step.
+    """Floating-point operations of a phase, counted once: of a step per image, and before a step per exemplar.
 
     Counts the forward and backward passes of convolutions and matrix products, including teachers and frozen parts; a
     multiplication and an addition are two operations.
     """
 
     per_image: int | None = None
+    per_exemplar: int | None = None  # of the hook `before_step`; None until a batch has had exemplars
 
     @property
     def unknown(self) -> bool:
@@ -96,3 +97,13 @@ class StepCost:
         with Operations() as operations:
             yield
         self.per_image = operations.total // max(1, images)
+
+    @contextlib.contextmanager
+    def measured_before(self, exemplars: int | None) -> Iterator[None]:
+        """Count what is done before a step whose batch has so many exemplars, unless it is known."""
+        if self.per_exemplar is not None or not exemplars:
+            yield
+            return
+        with Operations() as operations:
+            yield
+        self.per_exemplar = operations.total // exemplars

@@ -19,6 +19,7 @@ class Pace:
         self.by_step = learner.config.schedule_unit == "iteration"
         self.begun = 0.0  # when the epoch began
         self.done = 0  # steps of the epoch
+        self.replayed = 0  # exemplars in these steps, in this process
 
     def epochs(self) -> Iterator[int]:
         """The numbers of the epochs that are left. Sets the learning rate of each."""
@@ -31,7 +32,8 @@ class Pace:
 
     def steps(self, epoch: int, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of an epoch, up to the end of the budget."""
-        phase, self.done = self.phase, 0
+        phase = self.phase
+        self.done = self.replayed = 0
         last = self.batches if phase.steps is None else min(self.batches, phase.steps - epoch * self.batches)
         for step, batch in enumerate(batches):
             if step == last or (phase.seconds and step and self._elapsed() >= phase.seconds):
@@ -39,6 +41,7 @@ class Pace:
             if self.by_step or phase.seconds:
                 set_rate(phase.optimizer, phase.lr(self._position(epoch, step)))
             self.done = step + 1
+            self.replayed += batch.replayed or 0
             yield batch
 
     def images(self) -> int:
