@@ -705,9 +705,9 @@ FOLDER_DEFECTS = {  # -> (damage to the data, path in the message, another part 
         "class 'new'",
     ),
     "a class of other files": (
-        lambda root: (root / "val" / "C" / "1.png").rename(root / "val" / "C" / "1.gif"),
+        lambda root: (root / "val" / "C" / "1.png").rename(root / "val" / "C" / "1.tga"),
         "val",
-        ".jpeg",
+        ".webp), only 1 .tga, 1 .txt; add some",
     ),
 }
 
@@ -840,6 +840,7 @@ def test_an_image_that_cannot_be_decoded_is_named(defect, tmp_path):
         decode(str(path))
     message = one_line(caught.value)
     problems = {"absent": "No such file", "a folder": "is not a file", "16 bits": "8 bits", "floats": "8 bits"}
+    problems["a bomb"] = "too large (Image size (3600000000 pixels)"
     assert message.startswith(f"{path}: ") and problems.get(defect, "not a readable image") in message
 
 

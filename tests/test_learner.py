@@ -597,7 +597,9 @@ REFUSED = {
     "max_tasks: is a key for experiments in JSON files only; leave it out": lambda: Learner.load("absent", max_tasks=1),
     "Stream: has no length; give a map-style Dataset": lambda: Learner().learn(Stream()),
     "label 1 has no name in its 1 classes": lambda: Learner().learn(Few([(COLOUR, 0), (COLOUR, 1)])),
-    "got a torch.uint8 tensor (4, 8, 8)": lambda: Learner().learn(Few([(torch.zeros(4, 8, 8, dtype=torch.uint8), 0)])),
+    "Few: item 0: is a torch.uint8 tensor (4, 8, 8), not a PIL image": lambda: Learner().learn(
+        Few([(torch.zeros(4, 8, 8, dtype=torch.uint8), 0)])
+    ),
     "(images, labels): 2 images and 1 labels": lambda: Learner().learn((GREY.astype(np.uint8), ["cat"])),
     "labels: 0.5 is neither a string nor a whole number": lambda: Learner().learn((GREY.astype(np.uint8), [0.5, 1])),
     "cannot learn from a list; give 'folder:PATH'": lambda: Learner().learn([GREY]),
@@ -611,7 +613,7 @@ REFUSED = {
     "images: item 2: cannot be decoded (image file is truncated": lambda: Learner().learn(
         ([Image.new("RGB", (32, 32)), damaged()], [0, 1])
     ),
-    "a torch Dataset must return PIL images or uint8 tensors": lambda: Learner().learn(
+    "Photos: item 0: is a torch.float32 tensor (8, 8, 3), not a PIL image or a uint8 tensor": lambda: Learner().learn(
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),
     "no saved learner there": lambda: Learner.load("nowhere"),

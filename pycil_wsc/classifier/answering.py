@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from pycil_wsc.classifier.answers import UNKNOWN, Answer, Answers, Tested, numbe
 from pycil_wsc.classifier.model import Model, Transform
 from pycil_wsc.classifier.streams import Images
 from pycil_wsc.config.options import Config
+from pycil_wsc.data.images.files import line_of
 from pycil_wsc.data.images.sources import Source, read_source
 from pycil_wsc.errors import UserError
 
@@ -143,6 +145,8 @@ class Answering:
         """
         answers = self.answers
         data = read_source(source, self.config.data_root)
+        if line := line_of(data.left_out):
+            logging.getLogger("pycil_wsc.learner").warning("%s: %s", data.info.name, line)
         split = data.test if len(data.test) else data.train
         labels = numbers_of(split.targets, data.info.classes, answers.classes)
         known = labels >= 0

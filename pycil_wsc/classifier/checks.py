@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from pycil_wsc.classifier.drift import Shift, compared
 from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import Key
 from pycil_wsc.config.options import Config
-from pycil_wsc.data.images.files import decode, image_status
+from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status
 from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
@@ -35,6 +35,7 @@ class Findings:
             learned, such as "an exemplar of 'cat'". Images are given by file name, or by position, counted from 0.
         relabelled: (image, the class that it was learned with), of images that come with another class now.
         near_empty: the classes with few readable images, and how many.
+        left_out: suffix -> number of files in the folders that are not read as images.
         learned_before: the task that was learned from the very same images, counted from 1, or None.
         shift: how unlike the held-out images of the same classes those of known classes are; None if that was not
             tested, and ``untested`` says why.
@@ -49,11 +50,14 @@ class Findings:
     learned_before: int | None = None
     shift: Shift | None = None
     untested: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fine(self) -> bool:
-        """Whether nothing was found."""
+        """Whether nothing was found. Files that are left out count if they are pictures by their suffix."""
         found = self.unreadable, self.duplicates, self.relabelled, self.near_empty, self.learned_before
+        if are_pictures(self.left_out):
+            return False
         return not any(found) and not (self.shift and self.shift.alarm)
 
     def __str__(self) -> str:
@@ -62,6 +66,8 @@ class Findings:
         lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
         lines += [f"another class: {image} was learned as '{former}'" for image, former in self.relabelled]
         lines += [f"near-empty: '{name}' has {count} readable images" for name, count in self.near_empty.items()]
+        if self.left_out:
+            lines.append(f"left out: {counted(self.left_out)}")
         if self.learned_before:
             lines.append(f"learned before: these images are those of task {self.learned_before}")
         if self.shift:
@@ -105,6 +111,7 @@ def checked(
         learned_before,
         shift,
         untested,
+        part.left_out,
     )
 
 

@@ -167,8 +167,9 @@ class Learner(Answering):
         Args:
             source: ``"folder:PATH"`` with ``PATH/<class>/*.jpg`` (or ``PATH/train/<class>/*.jpg``), ``"npz:PATH"``,
                 ``(images, labels)`` with uint8 images (N, side, side, 3), as a tensor also (N, 3, side, side), or
-                file names, or a map-style torch ``Dataset`` of (PIL image or uint8 tensor, label). All tasks must have
-                the same kind of images.
+                file names, a map-style torch ``Dataset`` of (PIL image or uint8 tensor, label), or a data set of
+                Hugging Face's ``datasets`` with a column of images and one of classes. All tasks must have the same
+                kind of images.
             accept: the condition on which the update is kept (:class:`pycil_wsc.Accept`); None: always keep it.
 
         Returns:
@@ -197,7 +198,8 @@ class Learner(Answering):
             return self.history[-1] | {**(decision or {})}
 
     def check(self, source: Source, fewest: int = 5, level: float = 0.01) -> Findings:
-        """Look at images before they are learned: files that cannot be read, duplicates, wrong classes, and shift.
+        """Look at images before they are learned: files that cannot be read or are left out, duplicates, wrong classes,
+        near-empty classes, and shift.
 
         Duplicates are images with the same content: among them, among those that the learner keeps, or among those that
         it has learned, if its method learns each image once, such as RanPAC. Images that were learned with another

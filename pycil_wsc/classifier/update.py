@@ -48,7 +48,7 @@ from pycil_wsc.classifier.shelf import SavedLearner
 from pycil_wsc.classifier.streams import chunks
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import check_divided_memory, for_training, with_memory_size
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.files import decode, line_of
 from pycil_wsc.data.images.fingerprint import changed
 from pycil_wsc.data.images.sources import Source, read_source
 from pycil_wsc.data.memory.values import renumbered
@@ -67,6 +67,7 @@ from pycil_wsc.training.prediction import best_classes
 from pycil_wsc.training.toolbox import capacity_of
 
 ONE_AT_A_TIME = lock_of_threads()  # training draws from the random generators of the process
+CLASSES_NAMED = 10  # at most, in a line
 REJECTED = "rejected"  # the folder in ``out`` with a file for each rejected update
 HELD_OUT = "held_out.json"  # beside the checkpoint: how many images of each class are held out
 
@@ -170,7 +171,9 @@ class Update:
         """
         config = self.config
         part = as_configured(read_source(source, config.data_root), config)
+        self._say_what_is_left_out(part)
         part = dataclasses.replace(part, train=_absolute(part.train), test=_rows(part.test, np.empty(0, np.int64)))
+        part = dataclasses.replace(part, left_out={})  # it has been said
         self.hashes |= hashes_of((part.train,), self.hashes)
         digests = digests_of(part.train, self.hashes)
         part, digests, relearned = self._corrected(part, digests)
@@ -193,6 +196,15 @@ class Update:
         self.config = with_memory_size(config, stream.train.images)
         self._check_memory(len(stream.info.classes))
         return stream
+
+    def _say_what_is_left_out(self, part: Dataset) -> None:
+        if line := line_of(part.left_out):
+            self.bar.say(line)
+        empty = np.setdiff1d(np.arange(len(part.info.classes)), part.train.targets)
+        if len(empty):
+            names = ", ".join(f"'{part.info.classes[label]}'" for label in empty[:CLASSES_NAMED])
+            more = f" and {len(empty) - CLASSES_NAMED} others" if len(empty) > CLASSES_NAMED else ""
+            self.bar.say(f"not learned, as there is no image: {names}{more}")
 
     def _corrected(self, part: Dataset, digests: np.ndarray) -> tuple[Dataset, np.ndarray, Corrections]:
         """``part`` and its ``digests`` without what is known already, and which images were learned with other classes.
@@ -290,6 +302,8 @@ class Update:
                 )
             return None
         data = read_source(self.accept.on, self.config.data_root)
+        if line := line_of(data.left_out):
+            self.bar.say(f"accept: {line}")
         split = data.test if len(data.test) else data.train
         labels = numbers_of(split.targets, data.info.classes, stream.info.classes)
         known = labels >= 0

@@ -2,6 +2,7 @@
 
 import os
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -142,7 +143,8 @@ class Dataset:
     ``validation_share``: the fraction of training samples used as test split (:mod:`.tasks.validation`), or 0.
     ``fingerprint``: identifies the data (:mod:`.images.fingerprint`); set by ``load_dataset``, and still that of
     the whole data set after samples are held out or image files resized. ``arrivals``: the tasks of a stream
-    (:mod:`pycil_wsc.data.tasks.stream`); None if the classes are split into tasks.
+    (:mod:`.tasks.stream`); None if the classes are split into tasks. ``left_out``: suffix -> number of files in the
+    folders of image files that are not read as images.
     """
 
     info: DatasetInfo
@@ -151,3 +153,4 @@ class Dataset:
     validation_share: float = 0.0
     fingerprint: Fingerprint | None = None
     arrivals: Arrivals | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)

@@ -1,12 +1,13 @@
 """What a run saves of its state: ``checkpoint.pt``, from which it resumes, until it has ended, and trained weights."""
 
 import dataclasses
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.data.images.fingerprint import changed
+from pycil_wsc.data.images.fingerprint import changed, decoded_otherwise
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import Json
 from pycil_wsc.old_formats import load_state
@@ -16,6 +17,7 @@ from pycil_wsc.training.learner import BaseLearner
 CHECKPOINT = "checkpoint.pt"
 WEIGHTS = "weights.pt"  # with ``"save_weights"``; or a file per task
 PARTS = {"position", "learner", "optimizer", "history", "curves", "confusion", "records", "clock", "peak_memory"}
+EARLIER = "was begun by a version that read transparent images and photographs with an EXIF orientation otherwise"
 AGAIN = "delete it to start this run again"
 
 
@@ -48,6 +50,8 @@ def checked(state: Json, path: Path, parts: Collection[str], config: RunConfig, 
         raise UnusableRun(f"{path}: was made with other settings; move its folder away, or set another prefix or out")
     if difference := changed(state.get("data"), data):
         raise UnusableRun(f"{path}: was made with other data ({difference}); restore them, or {AGAIN}")
+    if decoded_otherwise(state.get("data"), data):
+        logging.getLogger("pycil_wsc").warning("%s: %s; if there are any, %s", path, EARLIER, AGAIN)
     return state
 
 

@@ -15,6 +15,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.batches.loader import open_source
+from pycil_wsc.data.images.files import line_of
 from pycil_wsc.data.images.fingerprint import fingerprint
 from pycil_wsc.data.tasks.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
@@ -82,6 +83,8 @@ class Run(Monitor):
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
         self.remarks = remarks(config, largest)  # to be said once
+        if line := line_of(dataset.left_out):
+            self.remarks.append(line)
         self.first_task = ""  # the name of its file, as the first task began: it is of this device and code
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
         self.saved_at, self.pause = time.perf_counter(), config.checkpoint_seconds

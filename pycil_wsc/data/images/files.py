@@ -1,20 +1,46 @@
 """Data sets of image files: ``PATH/{train,val}/<class>/*.jpg``."""
 
+import contextlib
 import functools
+import importlib
+import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
-from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS
+from PIL import ExifTags, Image, JpegImagePlugin
 
 from pycil_wsc.data.images.npz import check_names, check_targets, reason
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split, normal
 from pycil_wsc.errors import UserError, first_line
 
+DECODED = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "PPM", "TIFF", "HEIF")  # formats, whatever a file's name is
+DECODING = (
+    2  # how files become pixels; what was computed with another number may have other ones (1: no alpha, no EXIF)
+)
+OPENERS = {"pillow_heif": "register_heif_opener"}  # module -> what adds its formats to Pillow
+PLUGINS = {"pillow-heif": (".heic", ".heif", ".hif")}  # package -> suffixes of files that it reads
+NEVER_8_BITS = (".pfm",)
+UNREAD_PICTURES = {".avif", ".jxl", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".raw"}
+FILES_OF_SYSTEMS = ("thumbs.db", "desktop.ini")
+SUFFIXES_NAMED = 6  # at most, in a message
+GROUND = (255, 255, 255, 255)  # white: what transparent images are put on
+TURNS = {  # EXIF's orientation -> what makes an image upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+LONGEST = 50  # times its shorter side: to this an image is cut when it is decoded
+LARGEST = 500_000_000  # pixels of a JPEG that is decoded at reduced size: a progressive one is held whole, 1.5 GB
+SMALLER = f"make it smaller, or save it as JPEG: one of up to {LARGEST // 10**6} megapixels is read at reduced size"
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -41,12 +67,13 @@ def read_folder(name: str, path: Path) -> Dataset:
     """
     parts = _parts(path)
     classes = _classes(path, parts, f"{path}/{{train,val}}/<class>/*.jpg")
-    splits = [_split(part, classes) for part in parts]
-    problem = f"has no image files ({' '.join(IMG_EXTENSIONS)}); add some, or remove the class's folder from both parts"
+    left_out: Counter[str] = Counter()
+    splits = [_split(part, classes, left_out) for part in parts]
+    problem = f"has no {_image_files(left_out)}; add some, or remove the class's folder from both parts"
     for part, split in zip(parts, splits):
         check_targets(str(part), split.targets, list(classes), problem)
     train, test = splits
-    return Dataset(info_of_files(name, classes), train, test)
+    return Dataset(info_of_files(name, classes), train, test, left_out=left_out)
 
 
 def common_folder(paths: Iterable[str]) -> str:
@@ -68,11 +95,52 @@ def read_task_folder(name: str, path: Path) -> Dataset:
         parts = (path,)
         _refuse_unknown_parts(path)
     classes = _classes(path, parts, f"{path}/<class>/*.jpg")
-    train, *others = (_split(part, classes) for part in parts)
+    left_out: Counter[str] = Counter()
+    train, *others = [_split(part, classes, left_out) for part in parts]
     if not len(train):
-        raise UserError(f"{parts[0]}: no image files ({' '.join(IMG_EXTENSIONS)}) in its class folders; add some")
+        raise UserError(f"{parts[0]}: no {_image_files(left_out)} in its class folders; add some")
     test = others[0] if others else Split(train.images[:0], train.targets[:0])
-    return Dataset(info_of_files(name, classes), train, test)
+    return Dataset(info_of_files(name, classes), train, test, left_out=left_out)
+
+
+def _image_files(left_out: Mapping[str, int]) -> str:
+    """ "image files", with the suffixes that they may have and those of the files that are there instead."""
+    there = f", only {counted(left_out)}" if left_out else ""
+    return f"image files ({' '.join(sorted(suffixes()))}){there}"
+
+
+def line_of(left_out: Mapping[str, int]) -> str:
+    """One line about the files that were left out; "" if there are none. ``left_out``: suffix -> number of files."""
+    if not left_out:
+        return ""
+    number = sum(left_out.values())
+    files = "1 file is left out that is not read as an image"
+    if number > 1:
+        files = f"{number:,} files are left out that are not read as images"
+    return f"{files}: {counted(left_out)}"
+
+
+def are_pictures(left_out: Mapping[str, int]) -> bool:
+    """Whether some of these files are pictures by their suffix, although they cannot be read here."""
+    _decoders()  # which registers what there is
+    pictures = Image.registered_extensions().keys() | {suffix for names in PLUGINS.values() for suffix in names}
+    return not (pictures | UNREAD_PICTURES).isdisjoint(left_out)
+
+
+def counted(left_out: Mapping[str, int]) -> str:
+    """The numbers of files by suffix, the largest first, and what would read some of them."""
+    by_number = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{number:,} {suffix or 'without a suffix'}" for suffix, number in by_number[:SUFFIXES_NAMED]]
+    if rest := by_number[SUFFIXES_NAMED:]:
+        named.append(f"{sum(number for _, number in rest):,} of {len(rest)} other suffixes")
+    return ", ".join(named) + _remedy(left_out)
+
+
+def _remedy(left_out):
+    for package, names in PLUGINS.items():
+        if found := sorted(set(names) & left_out.keys()):
+            return f" ({found[0]}: pip install {package})"
+    return ""
 
 
 def _refuse_unknown_parts(path):
@@ -80,24 +148,22 @@ def _refuse_unknown_parts(path):
     for part in sorted(path.iterdir()) if path.is_dir() else ():
         if part.name.lower() == "train" and part.is_dir():
             entries = list(part.iterdir())
-            if any(entry.is_dir() for entry in entries) and not any(
-                entry.name.lower().endswith(IMG_EXTENSIONS) for entry in entries
-            ):
+            if any(entry.is_dir() for entry in entries) and not any(_is_image(entry.name) for entry in entries):
                 raise UserError(
                     f"{path}: has a folder {part.name} of folders, but not train and val (or test); name them so, or "
                     f"give folder:{part}"
                 )
 
 
-def image_files(folder: Path, elsewhere: set[tuple[int, int]]) -> list[str]:
+def image_files(folder: Path, elsewhere: set[tuple[int, int]], left_out: Counter[str]) -> list[str]:
     """The image files below ``folder``, sorted by folder and name. Links are followed; each real file is listed once.
 
     ``elsewhere``: folders (device and inode) that are not entered: a link to one of them would be a loop, or would
-    give the images of another class.
+    give the images of another class. ``left_out``: other files are counted here, by suffix.
     """
     found: dict[str, str] = {}  # real path -> path
     real_folders: dict[str, str] = {}
-    for entry in _images_below(folder, elsewhere):
+    for entry in _images_below(folder, elsewhere, left_out):
         directory = os.path.dirname(entry.path)
         if directory not in real_folders:
             real_folders[directory] = os.path.realpath(directory)
@@ -110,13 +176,22 @@ def walked(folder: str) -> Iterator[str]:
     """The image files below ``folder``, each folder's before those of the folders in it, by name.
 
     Files and folders count as in :func:`image_files`, and each folder is listed when its turn comes. A file to which
-    several names lead is there under each.
+    several names lead is there under each. Files that are not images are logged at the end.
     """
-    return (entry.path for entry in _images_below(folder))
+    left_out: Counter[str] = Counter()
+    for entry in _images_below(folder, (), left_out):
+        yield entry.path
+    if line := line_of(left_out):
+        logging.getLogger("pycil_wsc").warning("%s: %s", folder, line)
 
 
-def _images_below(folder: str | Path, elsewhere: Collection[tuple[int, int]] = ()) -> Iterator[os.DirEntry[str]]:
-    """The image files, where links lead to them, too; each folder but those ``elsewhere`` is entered once."""
+def _images_below(
+    folder: str | Path, elsewhere: Collection[tuple[int, int]], left_out: Counter[str]
+) -> Iterator[os.DirEntry[str]]:
+    """The image files, where links lead to them, too; each folder but those ``elsewhere`` is entered once.
+
+    ``left_out``: counts the other files by suffix.
+    """
     entered = {_inode(folder)}
     pending = [str(folder)]
     while pending:
@@ -134,12 +209,14 @@ def _images_below(folder: str | Path, elsewhere: Collection[tuple[int, int]] = (
                     inner.append(entry.path)
             elif _is_image(entry.name):
                 yield entry
+            elif not entry.name.startswith(".") and entry.name.lower() not in FILES_OF_SYSTEMS:
+                left_out[os.path.splitext(entry.name)[1].lower()] += 1
         pending += reversed(inner)
 
 
 def _is_image(name: str) -> bool:
     """Whether a file has the name of an image; macOS's own files, which begin with ``._``, are not images."""
-    return name.lower().endswith(IMG_EXTENSIONS) and not name.startswith("._")
+    return os.path.splitext(name)[1].lower() in suffixes() and not name.startswith("._")
 
 
 def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
@@ -182,8 +259,8 @@ def _classes(path: Path, parts: Sequence[Path], layout: str) -> dict[str, list[s
     return dict(zip(names, folders.values()))
 
 
-def _split(part: Path, classes: Mapping[str, Sequence[str]]) -> Split:
-    """The image files below ``part``, where each of ``classes`` has these folders."""
+def _split(part: Path, classes: Mapping[str, Sequence[str]], left_out: Counter[str]) -> Split:
+    """The image files below ``part``, where each of ``classes`` has these folders; counts what is ``left_out``."""
     above = {_inode(folder) for folder in (part, *part.resolve().parents)}
     roots: dict[tuple[int, int], str] = {}
     for folder in (folder for folders in classes.values() for folder in folders):
@@ -197,7 +274,7 @@ def _split(part: Path, classes: Mapping[str, Sequence[str]]) -> Split:
     for number, folders in enumerate(classes.values()):
         for folder in folders:
             if folder in roots.values() and _inode(part / folder) not in above:
-                found = image_files(part / folder, above | roots.keys())
+                found = image_files(part / folder, above | roots.keys(), left_out)
                 files += found
                 targets += len(found) * [number]
     return Split(np.array(files, dtype=str), np.array(targets, dtype=np.int64))
@@ -224,15 +301,28 @@ def image_status(path: str) -> os.stat_result:
     return status
 
 
-LONGEST = 50  # times its shorter side: to this an image is cut when it is decoded
-DECODED = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "PPM", "TIFF")  # formats, whatever a file's name is
+# ---- decoding --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def _decoders() -> list[str]:
-    """Those of ``DECODED`` that this Pillow has."""
+    """Those of ``DECODED`` that this Pillow has, with those that plugins add."""
+    for module, function in OPENERS.items():
+        with contextlib.suppress(ImportError):
+            getattr(importlib.import_module(module), function)()
     Image.init()
     return [name for name in DECODED if name in Image.OPEN]
+
+
+@functools.cache
+def suffixes() -> frozenset[str]:
+    """The suffixes, in lower case, of the files that can be decoded here."""
+    formats = {*_decoders(), "MPO"}  # a JPEG file with further images, of which the first is read
+    return frozenset(
+        suffix
+        for suffix, name in Image.registered_extensions().items()
+        if name in formats and suffix not in NEVER_8_BITS
+    )
 
 
 def open_image(source: str | IO[bytes]) -> Image.Image:
@@ -240,22 +330,55 @@ def open_image(source: str | IO[bytes]) -> Image.Image:
     return Image.open(source, formats=_decoders())
 
 
+def open_file(path: str) -> Image.Image:
+    """:func:`open_image` of a file on this machine, also of a JPEG that has more pixels than Pillow decodes.
+
+    That is decoded at a half, a quarter or an eighth of its size, the first that Pillow decodes without a warning. Of
+    data that others send, a few bytes may claim any size: give them to :func:`open_image`, which refuses them.
+    """
+    try:
+        return open_image(path)
+    except Image.DecompressionBombError as error:
+        reduced = _reduced(path, Image.MAX_IMAGE_PIXELS or 0)
+        if reduced is None:
+            raise UserError(f"too large ({reason(error).split(',')[0]}); {SMALLER}") from None
+        return reduced
+
+
+def _reduced(path: str, most: int) -> Image.Image | None:
+    """A JPEG file, to be decoded at reduced size: at most ``most`` pixels. None if that cannot be done."""
+    try:
+        image = JpegImagePlugin.JpegImageFile(path)
+    except SyntaxError:  # another format
+        return None
+    if image.width * image.height <= LARGEST:
+        for scale in (2, 4, 8):
+            width, height = (-(-side // scale) for side in image.size)
+            if width * height <= most:
+                image.draft(None, (image.width // scale, image.height // scale))
+                return image
+    image.close()
+    return None
+
+
 def decode(path: str) -> Image.Image:
-    """Decode an image file as RGB, the :func:`middle` of it if it is very long."""
+    """Decode an image file as :func:`seen`, the :func:`middle` of it if it is very long."""
     image_status(path)
     try:
         # an error would quote a name out of an array as such
-        with open_image(str(path)) as image:
+        with open_file(str(path)) as image:
             if not image.mode.startswith(("I", "F")):
-                return middle(image.convert("RGB"))
+                return middle(seen(image))
             problem = f"more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
+    except UserError as error:
+        problem = str(error)
     except Exception as error:  # decoders raise what they like about a damaged image
         problem = f"not a readable image ({reason(error)}); replace or remove the file"
     raise UserError(f"{path}: {problem}")
 
 
 def in_colour(image: Image.Image, name: str = "image") -> Image.Image:
-    """A PIL image in RGB. Its file is read only now, and may be damaged or closed.
+    """A PIL image as :func:`seen`. Its file is read only now, and may be damaged or closed.
 
     Raises a :class:`UserError` that calls it ``name`` if it cannot be converted.
     """
@@ -264,12 +387,40 @@ def in_colour(image: Image.Image, name: str = "image") -> Image.Image:
     if 0 in image.size:
         raise UserError(f"{name}: has {image.width} x {image.height} pixels; leave it out")
     try:
-        return image.convert("RGB")
+        return seen(image)
     except AssertionError:  # Pillow's, of an image whose file is closed
         problem = "its file is closed"
     except Exception as error:
         problem = first_line(error)
     raise UserError(f"{name}: cannot be decoded ({problem}); open it again, or replace it")
+
+
+def seen(image: Image.Image) -> Image.Image:
+    """An image as a viewer shows it: RGB, on ``GROUND`` where it is transparent, and turned as its EXIF data say.
+
+    The colours of transparent pixels are not seen and may be anything. Every image that is learned or classified comes
+    from here, so that one image has one answer. The result has no metadata by which it could be turned again.
+    """
+    image.load()
+    if image.has_transparency_data:
+        over = image.convert("RGBA")
+        shown = Image.alpha_composite(Image.new("RGBA", over.size, GROUND), over).convert("RGB")
+    else:
+        shown = image.convert("RGB")
+    turn = TURNS.get(_orientation(image))
+    if turn is not None:
+        shown = shown.transpose(turn)
+    shown.info = {}
+    return shown
+
+
+def _orientation(image: Image.Image) -> Any:
+    """The orientation in the EXIF data of an image; 1, upright, if they are damaged."""
+    # not ImageOps.exif_transpose: it also writes the EXIF data anew, which fails on some that cameras write
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # what Pillow raises about damaged metadata; the pixels are fine
+        return 1
 
 
 def middle(image: Image.Image) -> Image.Image:

@@ -4,7 +4,8 @@ For arrays, the hash covers every pixel and label, but not the class names. For 
 relative to the data set's folder and their sizes in bytes, but not their contents: reading 150 GB of ImageNet before
 each run would take too long. An image replaced by another of exactly the same size therefore goes unnoticed.
 Modification times are ignored, because copying a folder to another machine changes them. The same data under another
-path have the same fingerprint.
+path have the same fingerprint. That of image files says how they are decoded (``decoding``): the same files once became
+other pixels if they were transparent or turned by their EXIF data.
 """
 
 import contextlib
@@ -18,19 +19,21 @@ from pathlib import Path
 
 import numpy as np
 
-from pycil_wsc.data.images.files import common_folder, image_status
+from pycil_wsc.data.images.files import DECODING, common_folder, image_status
 from pycil_wsc.data.types import Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import read_file, write_atomically
 
 WEIGHTS = "pretrained"  # in a fingerprint, the hash of a file of pre-trained weights
+DECODED_AS = "decoding"  # in a fingerprint of image files, how they are decoded; earlier versions did not note it
 SETTLED = 2.0  # seconds: a second change within this time might leave the modification time unchanged
 
 
 def fingerprint(train: Split, test: Split) -> Fingerprint:
     """Return ``{"train": samples, "test": samples, "sha256": the first 16 hexadecimal digits}``.
 
-    Raises a :class:`UserError` that names an image file if it does not exist.
+    That of image files has ``decoding``, too. Raises a :class:`UserError` that names an image file if there is no such
+    file.
     """
     digest = hashlib.sha256()
     base = None if train.in_memory else common_folder([*train.images.tolist(), *test.images.tolist()])
@@ -38,7 +41,8 @@ def fingerprint(train: Split, test: Split) -> Fingerprint:
         digest.update(repr(split.images.shape).encode())
         digest.update(split.targets.astype("<i8").tobytes())
         digest.update(np.ascontiguousarray(split.images).data if base is None else _listing(split.images, base))
-    return {"train": len(train), "test": len(test), "sha256": digest.hexdigest()[:16]}
+    found = {"train": len(train), "test": len(test), "sha256": digest.hexdigest()[:16]}
+    return found if base is None else found | {DECODED_AS: DECODING}
 
 
 def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Split) -> Fingerprint:
@@ -88,19 +92,40 @@ def _hash(path: str, *status: int) -> str:
 def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
     """Describe the difference between two fingerprints, with the hashes of pre-trained weights that both have.
 
-    Empty if they are equal, if ``now`` is that of the same stream with more tasks, or if one of them is unknown.
+    Empty if they are equal, if ``now`` is that of the same stream with more tasks, or if one of them is unknown. How
+    image files are decoded does not count, as most become the same pixels in any case: see :func:`decoded_otherwise`.
     """
     if not isinstance(before, dict) or not before or not now:
         return ""
     weights = before.get(WEIGHTS), now.get(WEIGHTS)
     if all(weights) and weights[0] != weights[1]:
         return f"then pre-trained weights of sha256 {weights[0]}, now {weights[1]}"
-    before, now = ({name: value for name, value in each.items() if name != WEIGHTS} for each in (before, now))
+    before, now = _of_files(before), _of_files(now)
     if before == now:
         return ""
     if "tasks" in before and before["tasks"] == now.get("tasks", [])[: len(before["tasks"])]:
         return ""
     return f"then {_described(before)}, now {_described(now)}"
+
+
+def decoded_otherwise(before: Fingerprint | None, now: Fingerprint | None) -> bool:
+    """Whether image files of ``before`` were decoded in another way than those of ``now``, as by earlier versions."""
+    ours = _decodings(now)
+    return isinstance(before, dict) and bool(before) and bool(ours) and not _decodings(before) <= ours
+
+
+def _decodings(data: Fingerprint | None) -> set[int | None]:
+    """How the image files of all tasks are decoded; empty for arrays, {None} for files in records that do not say."""
+    tasks = (data or {}).get("tasks", [data or {}])
+    return {task.get(DECODED_AS) for task in tasks}
+
+
+def _of_files(data: Fingerprint) -> Fingerprint:
+    """A fingerprint without what is not the data set's: the weights, and how images are decoded, also in its tasks."""
+    own = {name: value for name, value in data.items() if name not in (WEIGHTS, DECODED_AS)}
+    if "tasks" in own:
+        own["tasks"] = [_of_files(task) for task in own["tasks"]]
+    return own
 
 
 def _listing(paths: np.ndarray, base: str) -> bytes:

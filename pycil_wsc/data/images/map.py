@@ -1,9 +1,9 @@
 """Decodes image files once into a single file, which all processes of a machine map into memory.
 
 The file holds the images as uint8, concatenated, resized to the short side of the test transform. An index stores
-where each image begins, and a digest of each image file's path, size and time. It is written last: if it is missing or
-damaged, a digest differs, or the file of images has another size, both are made again. Images that are unchanged in
-any file of the folder are then copied from there, not decoded.
+where each image begins, and a digest of each image file's path, size and time and of how files are decoded. It is
+written last: if it is missing or damaged, a digest differs, or the file of images has another size, both are made
+again. Images that are unchanged in any file of the folder are then copied from there, not decoded.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from torchvision.transforms import v2
 
-from pycil_wsc.data.images.files import common_folder, decode, image_status, middle_box, open_image
+from pycil_wsc.data.images.files import DECODING, common_folder, decode, image_status, middle_box, open_file
 from pycil_wsc.data.images.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import Unwritable, UserError
@@ -92,8 +92,8 @@ def image_map(paths: np.ndarray, folder: Path, side: int, interpolation: str, wo
 
 
 def _keys(paths: np.ndarray, side: int, interpolation: str) -> np.ndarray:
-    """A digest of the path, size and time of each file."""
-    before, keys = hashlib.sha256(f"{side} {interpolation}".encode()), []
+    """A digest of the path, size and time of each file, and of how it is decoded."""
+    before, keys = hashlib.sha256(f"{side} {interpolation} {DECODING}".encode()), []
     for path in paths.tolist():
         status, digest = image_status(path), before.copy()
         digest.update(b"%s\0%d %d" % (os.fsencode(os.path.abspath(path)), status.st_size, status.st_mtime_ns))
@@ -164,9 +164,10 @@ def _make(
                         output.seek(3 * start)
                         output.write(images.image(place).tobytes())
             decode_part = partial(_decode_into, file=file, resize=resize)
-            problems = [line for part in map_parts(decode_part, numbered, pool, "decoding images") for line in part]
-            if problems:
+            found = [size for part in map_parts(decode_part, numbered, pool, "decoding images") for size in part]
+            if problems := [size for size in found if isinstance(size, str)]:
                 raise _unreadable(problems)
+            sizes[new] = np.array(found, np.int64).reshape(-1, 2)  # of the turned image
     return Index(keys, starts, sizes)
 
 
@@ -201,7 +202,7 @@ def _check_space(path: Path, number: int, total: int) -> None:
 
 
 def _sizes(paths: np.ndarray, side: int, pool: ProcessPoolExecutor | None) -> np.ndarray:
-    """Height and width of each image after resizing: int64 (N, 2)."""
+    """Height and width of each image after resizing: int64 (N, 2). EXIF data may still exchange the two."""
     parts = map_parts(partial(_sizes_of, side=side), paths, pool, "reading sizes of images")
     sizes = [size for part in parts for size in part]
     if problems := [size for size in sizes if isinstance(size, str)]:
@@ -222,7 +223,7 @@ def _sizes_of(paths: np.ndarray, side: int) -> list[tuple[int, int] | str]:
 def _size(path: str) -> tuple[int, int] | str:
     """Width and height of an image file, decoded; the whole file is read only if its header cannot be."""
     try:
-        with open_image(path) as image:
+        with open_file(path) as image:
             left, top, right, bottom = middle_box(*image.size)
             return right - left, bottom - top
     except Exception:
@@ -239,16 +240,21 @@ def _resized_size(width: int, height: int, side: int) -> tuple[int, int]:
     return (side, other) if height <= width else (other, side)
 
 
-def _decode_into(numbered: np.ndarray, file: Path, resize: v2.Resize) -> list[str]:
-    """Decode image files to their offsets, counted in pixels; returns a line for each that cannot be read."""
-    problems = []
+def _decode_into(numbered: np.ndarray, file: Path, resize: v2.Resize) -> list[tuple[int, int] | str]:
+    """Decode image files to their offsets, counted in pixels.
+
+    Returns the height and width of each resized image, or a line for one that cannot be read.
+    """
+    found: list[tuple[int, int] | str] = []
     with open(file, "r+b") as output:
         for path, start in numbered:
             try:
                 image = decode(path)
             except UserError as error:
-                problems.append(str(error))
+                found.append(str(error))
                 continue
+            pixels = np.asarray(resize(image))
             output.seek(3 * start)
-            output.write(np.asarray(resize(image)).tobytes())
-    return problems
+            output.write(pixels.tobytes())
+            found.append(pixels.shape[:2])
+    return found

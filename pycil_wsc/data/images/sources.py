@@ -1,16 +1,17 @@
-"""Reads the images of one task from a folder, arrays, file names or a torch data set."""
+"""Reads the images of one task from a folder, arrays, file names, or a data set of torch's or Hugging Face's."""
 
+import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, Subset
 
 from pycil_wsc.data.images.datasets import load_dataset, path_of
 from pycil_wsc.data.images.files import in_colour, info_of_files, read_task_folder
@@ -19,8 +20,25 @@ from pycil_wsc.data.images.npz import check_names, info_of_arrays, three_channel
 from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError, first_line
 
-Source = str | tuple[object, object] | TorchDataset
-FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels) or a torch Dataset"
+
+@runtime_checkable
+class Columns(Protocol):
+    """A data set of Hugging Face's package ``datasets``, which is not imported."""
+
+    @property
+    def features(self) -> Mapping[str, Any]: ...
+
+    @property
+    def column_names(self) -> list[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+
+Source = str | tuple[object, object] | TorchDataset | Columns
+FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels), a torch Dataset or a Hugging Face data set"
+UNSTREAMED = "it is streamed and has no length; load the data set without streaming"
 IMAGES = "give uint8 (N, side, side, 3) or a list of file names"
 
 
@@ -29,10 +47,11 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
 
     Args:
         source: ``"folder:PATH"`` (:func:`pycil_wsc.data.images.files.read_task_folder`), another name accepted by
-            :func:`~.datasets.load_dataset`, ``(images, labels)``, or a map-style torch ``Dataset`` of
-            (image, label). Images are uint8 (N, side, side, 3) or (N, side, side), as a tensor also
-            (N, 3, side, side), or file names. A class is named by the label as text or, in a torch ``Dataset`` with
-            ``classes``, by ``classes[label]``.
+            :func:`~.datasets.load_dataset`, ``(images, labels)``, a map-style torch ``Dataset`` of (image, label), or a
+            data set of Hugging Face's ``datasets`` with a column of ``Image`` and one of ``ClassLabel`` (or one called
+            label). Images are uint8 (N, side, side, 3) or (N, side, side), as a tensor also (N, 3, side, side), or file
+            names. A class is named by the label as text, in a torch ``Dataset`` with ``classes`` by ``classes[label]``,
+            and by the names of a ``ClassLabel``.
         data_root: folder of the registered data sets.
 
     Raises:
@@ -53,9 +72,28 @@ def read_listed(source: Source, data_root: str | Path = "data") -> Dataset:
         return read_task_folder(source, path_of("folder", path))
     if isinstance(source, tuple) and len(source) == 2:
         return _of_pair(*source)
-    if isinstance(source, TorchDataset):
+    if isinstance(source, TorchDataset) and not _is_streamed(source):
         return _of_torch(source)
-    raise UserError(f"cannot learn from a {type(source).__name__}; {FORMS}")
+    if isinstance(source, Columns) and not isinstance(source, dict):
+        return _of_columns(source)
+    raise UserError(f"cannot learn from a {type(source).__name__}; {_remedy(source)}")
+
+
+def _remedy(source: object) -> str:
+    """What to give in place of a ``source`` of no known form."""
+    splits = {name: part for name, part in source.items() if _has_columns(part)} if isinstance(source, dict) else {}
+    if splits and not any(map(_is_streamed, splits.values())):
+        return f"give one of its splits, such as [{next(iter(splits))!r}]"
+    return UNSTREAMED if splits or _is_streamed(source) else FORMS
+
+
+def _has_columns(source: object) -> bool:
+    """Whether this is a data set of Hugging Face's, of whatever kind."""
+    return hasattr(source, "features") and hasattr(source, "column_names")
+
+
+def _is_streamed(source: object) -> bool:
+    return _has_columns(source) and not hasattr(source, "__len__")
 
 
 def _of_pair(images: object, labels: object) -> Dataset:
@@ -136,9 +174,9 @@ def as_array(images: object) -> np.ndarray:
         raise UserError(f"images: are not an array ({first_line(error)}); {IMAGES}") from None
 
 
-def _check_one_shape(what, arrays):
+def _check_one_shape(what, arrays, remedy="resize them to one size"):
     if len(shapes := sorted({array.shape for array in arrays})) > 1:
-        raise UserError(f"{what} {shapes[0]} and {shapes[1]}; resize them to one size")
+        raise UserError(f"{what} {shapes[0]} and {shapes[1]}; {remedy}")
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -155,28 +193,68 @@ def _of_torch(source: Any) -> Dataset:
     """Read a map-style data set into memory."""
     if not hasattr(source, "__len__") or isinstance(source, IterableDataset):
         raise UserError(f"{type(source).__name__}: has no length; give a map-style Dataset, with __len__")
+    name = type(source).__name__
     samples = [_sample(source, index) for index in range(len(source))]
-    images = [_image(image, f"{type(source).__name__}: item {index}") for index, (image, _) in enumerate(samples)]
-    _check_one_shape(f"{type(source).__name__}: images of shapes", images)
-    labels = [_plain(label) for _, label in samples]
-    names: Sequence[str] | None = getattr(_whole(source), "classes", None)
-    if names is not None:
-        named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
-        if isinstance(names, str) or not named:
-            raise UserError(f"{type(source).__name__}: its 'classes' are {names!r}, not a list of names; correct them")
-        if wrong := [label for label in labels if isinstance(label, int) and not 0 <= label < len(names)]:
-            raise UserError(f"{type(source).__name__}: label {wrong[0]} has no name in its {len(names)} classes")
-        used = sorted({label for label in labels if isinstance(label, int)})
-        check_names(type(source).__name__, [names[label] for label in used])
-        labels = [names[label] if isinstance(label, int) else label for label in labels]
-    return _of_pair(np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8), labels)
+    images = [_image(image, f"{name}: item {index}") for index, (image, _) in enumerate(samples)]
+    owners = [_owner(source, index) for index in range(len(samples))]
+    roots = {str(getattr(owner, "root", "")) for owner in owners}
+    stacked = _stacked(name, images, roots.pop() if len(roots) == 1 else "")
+    return _of_pair(stacked, _names([_plain(label) for _, label in samples], owners))
 
 
-def _whole(source: Any) -> Any:
-    """The data set that a ``Subset``, or a subset of one, is of."""
-    while isinstance(source, Subset) and not hasattr(source, "classes"):
-        source = source.dataset
+def _stacked(name: str, images: Sequence[np.ndarray], root: str = "") -> np.ndarray:
+    """Images of one shape as an array; ``root``: the folder of their files, if it is known."""
+    folder = f"'folder:{root}'" if root else "'folder:ROOT', with their files in ROOT/<class>,"
+    remedy = f"give {folder} to have images resized as they are read, or resize them to one size"
+    _check_one_shape(f"{name}: images of shapes", images, remedy)
+    return np.stack(images) if images else np.empty((0, 1, 1, 3), np.uint8)
+
+
+def _owner(source: Any, index: int) -> Any:
+    """The data set with an item of a ``Subset`` or ``ConcatDataset``, or of one of another: the first with classes."""
+    while not hasattr(source, "classes"):
+        if isinstance(source, Subset):
+            index = int(source.indices[index])
+            source = source.dataset
+        elif isinstance(source, ConcatDataset):
+            index %= len(source)  # a Subset may count from the end
+            number = bisect.bisect_right(source.cumulative_sizes, index)
+            index -= source.cumulative_sizes[number - 1] if number else 0
+            source = source.datasets[number]
+        else:
+            break
     return source
+
+
+def _names(labels: Sequence[object], owners: Sequence[Any]) -> list[object]:
+    """The labels by the names that their data sets give them; those of data sets without ``classes`` as they are."""
+    rows: dict[int, list[int]] = {}
+    for row, owner in enumerate(owners):
+        rows.setdefault(id(owner), []).append(row)
+    parts = [(owners[own[0]], own) for own in rows.values()]
+    named = list(labels)
+    for owner, own in parts:
+        if hasattr(owner, "classes"):
+            names = _checked_names(owner.classes, [labels[row] for row in own], type(owner).__name__)
+            for row in own:
+                named[row] = names[label] if isinstance(label := labels[row], int) else label
+        elif any(hasattr(other, "classes") for other, _ in parts) and any(isinstance(labels[row], int) for row in own):
+            raise UserError(
+                f"{type(owner).__name__}: has no 'classes', as the data sets have that it is joined with; give it the "
+                "names of its labels"
+            )
+    return named
+
+
+def _checked_names(names: Any, labels: Iterable[object], of: str) -> Sequence[str]:
+    """``names``, if they are names of all these labels, and different ones."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(each, str) for each in names):
+        raise UserError(f"{of}: its 'classes' are {names!r}, not a list of names; correct them")
+    used = sorted({label for label in labels if isinstance(label, int)})
+    if wrong := [label for label in used if not 0 <= label < len(names)]:
+        raise UserError(f"{of}: label {wrong[0]} has no name in its {len(names)} classes")
+    check_names(of, [names[label] for label in used])
+    return names
 
 
 def _plain(label: object) -> object:
@@ -187,6 +265,38 @@ def _plain(label: object) -> object:
         label = label.item()
         label = int(label) if isinstance(label, bool) or isinstance(label, float) and label.is_integer() else label
     return int(label) if isinstance(label, np.integer) else label
+
+
+def _of_columns(source: Columns) -> Dataset:
+    """Read a data set of Hugging Face's ``datasets`` into memory: a column of images and one of classes."""
+    image = _column(source, "Image", ())
+    label = _column(source, "ClassLabel", ("label", "labels"))
+    images, labels = [], []
+    for index in range(len(source)):
+        row = source[index]
+        images.append(_image(row[image], f"column '{image}': item {index}"))
+        labels.append(_plain(row[label]))
+    names = getattr(source.features[label], "names", None)
+    if names is not None:
+        named = _checked_names(names, labels, f"column '{label}'")
+        labels = [named[each] if isinstance(each, int) else each for each in labels]
+    return _of_pair(_stacked(f"column '{image}'", images), labels)
+
+
+def _column(source: Columns, kind: str, otherwise: Sequence[str]) -> str:
+    """The column of this kind of feature, or one that has one of the names ``otherwise``."""
+    found = [name for name, feature in source.features.items() if type(feature).__name__ == kind]
+    found = found or [name for name in otherwise if name in source.features]
+    if len(found) == 1:
+        return found[0]
+    columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in source.features.items())
+    if not found:
+        raise UserError(f"the Hugging Face data set has no column of {kind}, only {columns}; add one with cast_column")
+    more = ", ".join(repr(name) for name in found[1:])
+    raise UserError(
+        f"the Hugging Face data set has {len(found)} columns of {kind}, {', '.join(found)}; keep the one to learn: "
+        f"remove_columns([{more}])"
+    )
 
 
 def _sample(source: Any, index: int) -> tuple[object, object]:
@@ -209,6 +319,6 @@ def _image(image: object, name: str) -> np.ndarray:
         return image
     kind = f"{image.dtype} tensor {tuple(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
     raise UserError(
-        f"a torch Dataset must return PIL images or uint8 tensors (3, side, side), got a {kind}; remove ToTensor and "
-        "Normalize, which the learner applies itself"
+        f"{name}: is a {kind}, not a PIL image or a uint8 tensor (3, side, side); remove ToTensor and Normalize, which "
+        "the learner applies itself"
     )

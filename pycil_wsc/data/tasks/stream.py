@@ -4,6 +4,7 @@ Classes are identified by name and may recur in later tasks.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,7 +38,8 @@ def extended(stream: Dataset | None, part: Dataset) -> Dataset:
         tasks.append(np.concatenate([getattr(before, which), arrived]) if before else arrived)
     info = replace(stream.info if stream else part.info, classes=classes)
     arrivals = Arrivals((*seen, len(classes)), train=tasks[0], test=tasks[1])
-    return Dataset(info, splits[0], splits[1], part.validation_share, _fingerprint(stream, part), arrivals)
+    left_out = Counter(stream.left_out if stream else {}) + Counter(part.left_out)
+    return Dataset(info, splits[0], splits[1], part.validation_share, _fingerprint(stream, part), arrivals, left_out)
 
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
