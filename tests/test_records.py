@@ -7,6 +7,8 @@ import json
 import lzma
 import re
 import statistics
+import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -856,3 +858,56 @@ def test_each_method_of_the_study_has_the_best_of_its_trials():
         expected = {"si": 3, "mas": 2}.get(chosen["model_name"], 4)
         assert len(mine) == expected, chosen
         assert chosen[key] == max(mine, key=lambda run: run["avg_acc"])["config"][key], chosen
+
+
+# ---- the list of records ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def origins(path):
+    """The commits and the devices that a record names, one of each for a run."""
+    if path.suffix == ".csv":
+        with open(path, newline="") as file:
+            return [line["commit"] for line in csv.DictReader(file) if line.get("commit")], []
+    opened = lzma.open if path.suffix == ".xz" else open
+    with opened(path, "rb") as file:
+        text = file.read()
+    commits, devices = rb'"commit": *"([0-9a-f]{40})', rb'"device": "([^"]+)", "processes"'
+    return tuple([found.decode() for found in re.findall(field, text)] for field in (commits, devices))
+
+
+def test_commits_that_records_name_are_in_the_history_or_said_not_to_be():
+    def git(*arguments):
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True).stdout
+
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("needs the repository's whole history")
+    history = {line[:7] for line in git("rev-list", "HEAD").split()}
+    missing = defaultdict(set)
+    for path in sorted((ROOT / "results").rglob("*")):
+        if path.suffix in (".csv", ".json", ".xz"):
+            for commit in {commit[:7] for commit in origins(path)[0]} - history:
+                missing[commit].add(path.relative_to(ROOT / "results").as_posix())
+    _, rows = rows_after(ROOT / "results/README.md", "## Commits that are not in the history")
+    listed = {commit: set(re.findall(r"`([^`]+)`", files)) for names, files in rows for commit in names.split(", ")}
+    assert listed == missing and len(listed) == 9
+
+
+def test_the_list_of_records_says_how_many_runs_of_a_night_had_another_processor():
+    devices = origins(ROOT / "results/night/runs.jsonl.xz")[1]
+    other = sum("Intel(R) Xeon" in device for device in devices)
+    text = (ROOT / "results/README.md").read_text()
+    assert f"an Intel Xeon for {other} of the {len(devices):,} runs" in text
+
+
+@pytest.mark.parametrize("memory, place", [(20, 0), (200, 1)])
+def test_the_readme_says_how_far_wsc_is_above_replay_over_all_tasks_and_over_the_later_ones(memory, place):
+    folder = ROOT / "results/cifar100_paper_schedule"
+    replay, wsc = (json.loads((folder / f"{name}-m{memory}.json").read_text()) for name in ("replay", "wsc"))
+    differences = np.subtract(wsc["curve"], replay["curve"])
+    text = (ROOT / "README.md").read_text()
+    later = re.search(r"nine later tasks: by ([\d.]+) points .* and by ([\d.]+) with 200", text)
+    whole = re.search(r"Over all ten tasks, as in the table, it is ([\d.]+) and ([\d.]+) points above", text)
+    assert differences[0] == 0 and min(differences[1:]) > 0
+    assert later.groups()[place] == f"{differences[1:].mean():.2f}"
+    assert whole.groups()[place] == f"{differences.mean():.2f}"

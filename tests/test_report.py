@@ -40,7 +40,7 @@ def rendered(tmp_path_factory):
 
 def test_the_page_stands_alone(rendered):
     page = (rendered / "index.html").read_text()
-    addresses = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
+    addresses = re.findall(r"""(?:src|srcset|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
     assert addresses and not [
         address
         for address in addresses
@@ -310,6 +310,16 @@ def test_figures_are_svg_pdf_and_png_of_300_dots_per_inch(rendered):
             ElementTree.fromstring(content)
 
 
+def test_a_figure_is_saved_with_all_digits_of_its_factors_and_two_of_its_positions(rendered):
+    """matplotlib draws the outlines of letters at 1/64 of their size: 0.01 would be 64 % of it."""
+    for path in (rendered / "figures").glob("*.svg"):
+        letters = ElementTree.parse(path).getroot().iterfind(".//{*}defs/{*}path[@transform]")
+        assert {letter.get("transform") for letter in letters} == {"scale(0.015625)"}
+        content = path.read_text()
+        assert "scale(0.085 -0.085)" in content  # tick labels of 8.5 points
+        assert not re.search(r'translate\([^)]*\.\d{3}| [dxy]="[^"]*\.\d{3}', content)
+
+
 def test_of_many_settings_those_with_the_most_runs_have_figures(tmp_path, monkeypatch):
     results = [synthetic.result(name, 20, losses=1, lrate=rate) for name in ("replay", "wsc") for rate in (0.1, 0.2)]
     results += [synthetic.result("wa", 20, losses=1, lrate=0.2), synthetic.result("wa", 20, losses=1, init_cls=50)]
@@ -365,17 +375,23 @@ def over_sizes(group):
 @pytest.mark.parametrize("memories", [(20,), (20, 200)])
 def test_with_many_methods_and_long_names_every_text_lies_inside_the_canvas(memories):
     from pycil_wsc.report.figures import figures
-    from pycil_wsc.report.style import drawing
+    from pycil_wsc.report.style import drawing, stack
 
     runs = [synthetic.result(name, memory, losses=1, classes=20) for name in MANY for memory in memories]
     runs += [synthetic.result("wa", 20, losses=1, classes=20, milestones=[i, i + 9, 150]) for i in (2, 3, 4)]
     (group,) = group_runs([Record.of(run) for run in runs])[0]
     with drawing():
         for plot in figures(group) if len(memories) == 1 else over_sizes(group):
-            plot.figure.get_layout_engine().execute(plot.figure)
-            drawn, (width, height) = plot.figure.get_tightbbox(), plot.figure.get_size_inches()
-            assert drawn.x0 >= -0.02 and drawn.y0 >= -0.02, plot.slug
-            assert drawn.x1 <= width + 0.02 and drawn.y1 <= height + 0.02, plot.slug
+            check_canvas(plot)
+            stack(plot.figure)  # as on a narrow screen
+            check_canvas(plot)
+
+
+def check_canvas(plot):
+    plot.figure.get_layout_engine().execute(plot.figure)
+    drawn, (width, height) = plot.figure.get_tightbbox(), plot.figure.get_size_inches()
+    assert drawn.x0 >= -0.02 and drawn.y0 >= -0.02, plot.slug
+    assert drawn.x1 <= width + 0.02 and drawn.y1 <= height + 0.02, plot.slug
 
 
 def test_names_with_markup_are_text(tmp_path, unrendered):

@@ -397,6 +397,12 @@ def test_the_papers_numbers_are_the_papers():
     assert tables["cifar100-b10-inc10"]["ablation"]["wsc without reset"]["80"] == {"mean": 65.01}
 
 
+def is_ahead(one, other):
+    """Whether the 95 % interval of the paired difference is above 0."""
+    difference, error, count = paired(one, other)
+    return difference > scipy.stats.t.ppf(0.975, count - 1) * error
+
+
 @pytest.mark.parametrize(
     "slug", sorted(slug for slug in ALL_TABLES if not slug.startswith(("measures", "cost", "difference")))
 )
@@ -407,12 +413,10 @@ def test_of_each_column_those_that_no_other_is_ahead_of_are_bold(made, slug):
     for lines in (lines for column, lines in columns.items() if not column.startswith("scoring")):
         seeds = {place: seeds_of(line) for place, line in enumerate(lines) if line["expands"] == "0"}
         seeds = {place: values for place, values in seeds.items() if len(values) > 1}
+        behind = {place for place in seeds if any(is_ahead(seeds[other], seeds[place]) for other in seeds)}
+        bold_places = seeds.keys() - behind if behind else set()
         for place, line in enumerate(lines):
-            bold = place in seeds and len(seeds) > 1
-            for other in seeds.keys() - {place} if bold else ():
-                difference, error, count = paired(seeds[other], seeds[place])
-                bold = bold and difference <= scipy.stats.t.ppf(0.975, count - 1) * error
-            assert line["best"] == str(int(bold)), line
+            assert line["best"] == str(int(place in bold_places)), line
         assert {next(iter(line.values())) for line in lines if line["expands"] == "1"} <= {"der", "foster", "memo"}
 
 
@@ -441,6 +445,22 @@ def test_a_shorter_schedule_is_said_and_not_compared(tmp_path, undrawn):
 
 def rows_of(*results):
     return [line.split("  ")[0].strip() for line in report.result_table(results).splitlines()[2:]]
+
+
+def test_the_terminals_table_has_the_order_of_the_configuration():
+    order = ["wsc", "icarl+wsc", "finetune", "icarl", "a_method_of_ones_own", "der"]
+    assert rows_of(*(synthetic.result(name, seed=seed) for seed in (1, 2) for name in order)) == order
+
+
+def test_a_registered_metric_and_what_a_method_records_are_shown(tmp_path, undrawn):
+    """Numbers and means of lists, under the name that the result has; anything else is not."""
+    made = [synthetic.result("replay", 20, seed) | {"backward.transfer": -2.0 * seed} for seed in (1, 2)]
+    made += [synthetic.result("wsc", 20, seed) | {"units_replaced": [seed, 3], "note": "none"} for seed in (1, 2)]
+    synthetic.write(tmp_path, *made)
+    folder = report.write_report(tmp_path).parent
+    shown = {(line["method"], line["column"]): line["mean"] for line in lines_of(folder, f"further-{HERE}")}
+    assert shown == {("replay", "backward.transfer"): "-3.0", ("wsc", "units_replaced"): "2.25"}
+    assert "further measures" in (folder / "index.html").read_text()
 
 
 def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_as_tell_them_apart():

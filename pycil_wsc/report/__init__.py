@@ -31,11 +31,13 @@ def result_table(results: Iterable[Mapping[str, object]]) -> str:
     """The text that a sweep prints.
 
     Average accuracy by method (rows) and memory size (columns), with standard errors over seeds, and scores of language
-    models.
+    models. The methods are in the order of the ``results``, which a sweep has from its configuration.
     """
-    groups, _ = group_runs([Record.of(result) for result in results])
+    records = [Record.of(result) for result in results]
+    groups, _ = group_runs(records)
+    methods = list(dict.fromkeys(record.method for record in records))
     several = sum(not group.tasks for group in groups) > 1
-    texts = [console_text(group, several or bool(group.setting.validation_split)) for group in groups]
+    texts = [console_text(group, methods, several or bool(group.setting.validation_split)) for group in groups]
     return "\n\n".join(texts) or "No finished runs."
 
 

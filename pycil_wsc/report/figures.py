@@ -169,7 +169,7 @@ def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot
     """A row per method and a panel per measure, with a marker per memory size and the spread over the seeds."""
     rows = series.rows
     names = list(series.styles)[::-1]
-    labels = [wrapped(series.labels[name], 34) for name in names]
+    labels = [wrapped(series.labels[name], 22) for name in names]
     figure = Figure((PAGE, 1.2 + 0.3 * sum(1 + 0.55 * label.count("\n") for label in labels)))
     axes = figure.subplots(1, len(specs), sharey=True, squeeze=False)[0]
     last = max(1, len(series.memories) - 1)

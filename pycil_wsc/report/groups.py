@@ -3,9 +3,10 @@
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, cast
 
 import pandas as pd
@@ -19,7 +20,7 @@ from pycil_wsc.report.texts import as_text, dataset_names, method_name, method_r
 from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.identity import STUDIED, distinguishing_keys, in_order
 
-LONGEST_SLUG = 140  # characters: file names have up to 255 bytes, and other parts
+LONGEST_PART, LONGEST_SLUG = 30, 80  # characters of file names, which are seen in papers and terminals
 
 
 @dataclass(frozen=True)
@@ -162,21 +163,16 @@ class Group:
         """The part of file names that identifies the group."""
         setting = self.setting
         if setting.tasks:
-            return _as_slug(f"{one_line(setting.dataset)}-{one_line(setting.convnet_type)}-{len(setting.tasks)}", 80)
+            return file_name([setting.dataset, _last_of(setting.convnet_type), str(len(setting.tasks))])
         split = f"b{setting.init_cls}-inc{setting.increment}" if setting.increment else "tasks"
-        parts = [_as_slug(setting.dataset), split, _as_slug(setting.convnet_type)]
+        parts = [_last_of(setting.dataset).removesuffix(".npz"), split, setting.convnet_type]
         if not setting.fixed_memory:
             parts.append("total")
         if setting.validation_split:
             parts.append(f"validation{100 * setting.validation_split:g}")
-        for name, value in [*setting.part, *self.conditions.items()]:
-            parts.append(_as_slug(name + as_text(value), 40))
         if self.variants_of:
             parts.append("variants")
-        slug = "-".join(parts)
-        if len(slug) > LONGEST_SLUG:
-            slug = f"{slug[:LONGEST_SLUG]}-{hashlib.sha256(slug.encode()).hexdigest()[:8]}"
-        return slug
+        return file_name(parts, dict([*setting.part, *self.conditions.items()]))
 
 
 def _papers_numbers(setting: Setting) -> dict[str, Any]:
@@ -193,9 +189,39 @@ def _with_keys(name: str, variant: Variant, keys: Iterable[str]) -> str:
     return " ".join([name, *(f"{key}={as_text(variant[key])}" for key in keys)])
 
 
-def _as_slug(text: str, longest: int = 60) -> str:
-    """``text`` as part of a file name."""
-    return re.sub(r"[^\w.=-]+", "-", text, flags=re.ASCII).strip("-.")[-longest:]
+def file_name(parts: Sequence[str], keys: Mapping[str, object] | None = None) -> str:
+    """A readable name of files: ``parts``, then ``keys`` with their values.
+
+    Long parts end after a word, long values are left out, and so are the keys for which there is no more room. If
+    something is missing, a hash of the whole ends the name.
+    """
+    whole = [slug for slug in map(_as_slug, parts) if slug]
+    kept = "-".join(map(_up_to_a_word, whole))
+    for key, value in (keys or {}).items():
+        with_value = _as_slug(key + as_text(value))
+        whole.append(with_value)
+        shown = with_value if len(with_value) <= LONGEST_PART else _up_to_a_word(_as_slug(key))
+        kept += f"-{shown}" if len(kept) + len(shown) < LONGEST_SLUG else ""
+    complete = "-".join(whole)
+    return kept if kept == complete else f"{kept}-{hashlib.sha256(complete.encode()).hexdigest()[:8]}"
+
+
+def _as_slug(text: str) -> str:
+    """``text`` with the characters that file names may have."""
+    return re.sub(r"[^\w.=-]+", "-", text, flags=re.ASCII).strip("-.")
+
+
+def _up_to_a_word(slug: str) -> str:
+    """The words of ``slug`` that fit into ``LONGEST_PART``; a longer first word is cut."""
+    if len(slug) <= LONGEST_PART:
+        return slug
+    words = re.match(rf".{{1,{LONGEST_PART}}}(?=[-_.])", slug)
+    return words[0].rstrip("-_.") if words else slug[:LONGEST_PART]
+
+
+def _last_of(path: str) -> str:
+    """The last part of a path, such as that of a data set; anything else is returned as it is."""
+    return PurePath(path.partition(":")[2] or path).name or path
 
 
 def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[Group], list[Problem]]:

@@ -86,7 +86,9 @@ def _heat_maps(
             _draw_map(ax, np.mean(same, axis=0), norm, names, spec is MATRIX)
         for empty in axes[len(methods) :]:
             empty.set_visible(False)
-        figure.colorbar(axes[0].images[0], ax=axes, label=spec.colours, shrink=min(1, 1.6 / down), aspect=24)
+        figure.colorbar(
+            axes[0].images[0], ax=axes[: len(methods)], label=spec.colours, shrink=min(1, 1.6 / down), aspect=24
+        )
         size = memory_text(memory)
         notes = [*texts("means", methods.size()), *spec.notes, *more]
         slug = f"{spec.slug}-m{size.replace(',', '')}"

@@ -13,13 +13,14 @@ from pycil_wsc.report.figures import figures
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.repetition import experiment
 from pycil_wsc.report.rows import PAPER
-from pycil_wsc.report.style import drawing, to_files
+from pycil_wsc.report.style import drawing, to_files, to_narrow_svg
 from pycil_wsc.report.texts import HTML
 from pycil_wsc.report.trials import write_winners
 from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
 
 DRAWN = 8  # figures are drawn for this many groups, those with the most runs
+WIDE = 600  # pixels: wider figures have the whole page's width, and another arrangement on a narrow screen
 
 
 def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Path], out: Path) -> Path:
@@ -61,8 +62,9 @@ def _section(group: Group, undrawn: bool, out: Path) -> dict[str, Any]:
                 files = to_files(plot.figure)
                 slug, width = f"{plot.slug}-{group.slug}", round(96 * plot.figure.get_figwidth())
                 _write(out / "figures", slug, files)
-                image = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
-                shown.append({"slug": slug, "plot": plot, "image": image, "width": width})
+                narrow = _address(to_narrow_svg(plot.figure)) if width > WIDE else ""
+                image = _address(files["svg"])
+                shown.append({"slug": slug, "plot": plot, "image": image, "narrow": narrow, "width": width})
     if group.setting.validation_split:
         write_winners(group, out)
     if not group.tasks:
@@ -76,3 +78,8 @@ def _section(group: Group, undrawn: bool, out: Path) -> dict[str, Any]:
 def _write(folder: Path, slug: str, files: Mapping[str, str | bytes]) -> None:
     for suffix, content in files.items():
         write_atomically(folder / f"{slug}.{suffix}", content)
+
+
+def _address(svg: bytes) -> str:
+    """An image as the address of itself."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

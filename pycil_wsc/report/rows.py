@@ -10,6 +10,7 @@ from pycil_wsc.errors import one_line
 from pycil_wsc.report.duplicates import Variant
 from pycil_wsc.report.texts import data_file, method_rank
 from pycil_wsc.results import ALL, Record
+from pycil_wsc.results.schema import HUGE, ImageResult
 
 PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
 EXPANDING = {"beef", "der", "foster", "memo", "rmm-foster", "tagfex"}  # a network that grows with the tasks, or doubles
@@ -35,7 +36,7 @@ class Column(NamedTuple):
         """The number in a run's result; None if it lacks the measure, such as a result of an earlier version."""
         found: Any = record.data
         try:
-            for key in self.place.split("."):
+            for key in [self.place] if self.place in found else self.place.split("."):
                 found = found[int(key)] if isinstance(found, list) else found[key]
             return self.scale * sum(found) / len(found) if isinstance(found, list) else self.scale * found
         except (KeyError, TypeError, IndexError, ZeroDivisionError):
@@ -46,6 +47,23 @@ MEASURES: dict[str, list[Column]] = {}
 for _kind, _columns in data_file("measures.json").items():
     MEASURES[_kind] = [Column(**column) for column in _columns]
 AVERAGE, TRAINING = MEASURES["accuracy"][0], MEASURES["cost"][0]
+
+
+def undeclared(records: Iterable[Record]) -> list[Column]:
+    """Columns for what image runs recorded beside the declared fields: registered metrics, and records of a method.
+
+    A field is a measure if it is a number in every run that has it, or a list of numbers.
+    """
+    names: dict[str, bool] = {}
+    for record in records:
+        for name in record.data.keys() - ImageResult.model_fields.keys() - {"schema"}:
+            names[name] = names.get(name, True) and _is_measure(record.data[name])
+    return [Column(name, name) for name in sorted(names) if name and names[name]]
+
+
+def _is_measure(value: Any) -> bool:
+    numbers = value if isinstance(value, list) else [value]
+    return bool(numbers) and all(type(number) in (int, float) and abs(number) < HUGE for number in numbers)
 
 
 def scores(tasks: Sequence[str], version: str = "trace", stage: int = -1) -> list[Column]:

@@ -34,7 +34,7 @@ def best(seeds: pd.DataFrame) -> pd.Index:
     """The rows that no other row is ahead of.
 
     Rows are compared over the seeds that both have or, if these are fewer than two, by the difference of their means
-    (Welch). Those with a single seed are ignored. With fewer than two rows, the result is empty.
+    (Welch). Those with a single seed are ignored. If no row is ahead of another, the result is empty.
     """
     seeds = seeds.loc[seeds.count(axis=1) > 1]
     if len(seeds) < 2:
@@ -47,4 +47,4 @@ def best(seeds: pd.DataFrame) -> pd.Index:
         paired = differences.count(axis=1) > 1
         higher = means["mean"] < means.loc[other, "mean"]
         behind |= is_ahead(differences).where(paired, apart(means, means.loc[other]) & higher)
-    return seeds.index[~behind]
+    return seeds.index[~behind] if behind.any() else seeds.index[:0]

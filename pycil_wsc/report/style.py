@@ -24,6 +24,7 @@ from pycil_wsc.report.texts import data_file
 INK, SURFACE = "#24292f", "#fefefe"
 LOOKS = data_file("methods.json")
 COLUMN, PAGE = 5.9, 12.0  # inches at 96 pixels: widths of one column and of the whole page
+NARROW = 3.8  # and of a telephone's screen
 Style = dict[str, Any]  # keyword arguments of plot
 
 
@@ -104,12 +105,56 @@ FORMATS = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDa
 
 def to_files(figure: Figure) -> dict[str, bytes]:
     """The figure as ``{suffix: content}``."""
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
-    figure.set_layout_engine("none")  # laid out once, not again for each format
-    files = {}
-    for suffix, metadata in FORMATS.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix, dpi=300, metadata=metadata)
-        files[suffix] = buffer.getvalue()
-    files["svg"] = re.sub(rb"(\.\d\d)\d+", rb"\1", files["svg"])  # hundredths of a point: a third of the size
+    _lay_out_once(figure)
+    files = {suffix: _saved(figure, suffix) for suffix in FORMATS}
+    files["svg"] = _shortened(files["svg"])
     return files
+
+
+def to_narrow_svg(figure: Figure) -> bytes:
+    """The figure as SVG for a narrow screen. It rearranges the figure itself, so the other files are made before."""
+    stack(figure)
+    _lay_out_once(figure)
+    return _shortened(_saved(figure, "svg"))
+
+
+def stack(figure: Figure) -> None:
+    """Place the panels of a figure one below the other, and its legend below them, in the width of a telephone."""
+    for empty in [ax for ax in figure.axes if not ax.get_visible()]:
+        empty.remove()
+    panels = [ax for ax in figure.axes if ax.get_subplotspec()]  # without colour bars
+    heights = [ax.get_window_extent().height / figure.dpi for ax in panels]
+    below = next(label for label in (ax.get_xlabel() for ax in reversed(panels)) if label)
+    grid = figure.add_gridspec(len(panels), 1)
+    for row, ax in enumerate(panels):
+        ax.set_subplotspec(grid[row])
+        ax.tick_params(labelleft=True, labelbottom=True)
+        ax.set_xlabel(ax.get_xlabel() or below)
+        ax.set_ylabel(panels[0].get_ylabel())
+    legend_height = 0.0
+    for legend in figure.legends:
+        legend_height += legend.get_window_extent().height / figure.dpi
+        legend.set_loc("outside lower left")
+    figure.set_layout_engine("constrained")
+    figure.set_size_inches(NARROW, sum(heights) + 0.75 * len(panels) + legend_height)
+
+
+def _lay_out_once(figure: Figure) -> None:
+    """Lay the figure out now, and not again for each format."""
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+    figure.set_layout_engine("none")
+
+
+def _saved(figure: Figure, suffix: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=suffix, dpi=300, metadata=FORMATS[suffix])
+    return buffer.getvalue()
+
+
+def _shortened(svg: bytes) -> bytes:
+    """``svg`` with positions in hundredths of a point, which has a third of the size.
+
+    Factors are kept whole: a glyph's outline is scaled by 1/64, and 0.01 would be 64 % of that.
+    """
+    positions = rb' (?:d|x|y)="[^"]*"|translate\([^)]*\)'
+    return re.sub(positions, lambda found: re.sub(rb"(\.\d\d)\d+", rb"\1", found[0]), svg)

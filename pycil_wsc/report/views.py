@@ -21,6 +21,7 @@ from pycil_wsc.report.rows import (
     melted,
     memory_text,
     scores,
+    undeclared,
 )
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
@@ -38,13 +39,13 @@ def tables(group: Group) -> Iterator[Table]:
     title = "All runs: accuracy, plasticity and forgetting (%)"
     measures = partial(_listing, name="measures", title=title, columns=MEASURES["accuracy"])
     studies = [partial(accuracy, study=study) for study in STUDIES]
-    builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, cost]
+    builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, further, cost]
     if group.tasks:
         spent, notes = MEASURES["cost of language models"], texts("language_cost")
         costs = partial(_listing, name="cost", title="Cost", columns=spent, below=notes)
         builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, costs]
     elif group.setting.validation_split:
-        builders = [tuning, measures, cost]
+        builders = [tuning, measures, further, cost]
     for build in builders:
         with group.attempt("a table"):
             table = build(group)
@@ -52,13 +53,17 @@ def tables(group: Group) -> Iterator[Table]:
                 yield table
 
 
-def console_text(group: Group, titled: bool) -> str:
-    """The average accuracies of all image runs of the group, or the scores of its language models, as text."""
+def console_text(group: Group, methods: Sequence[str], titled: bool) -> str:
+    """The average accuracies of all image runs of the group, or the scores of its language models, as text.
+
+    The rows of images are in the order of ``methods``.
+    """
     if group.tasks:
         table = after_last_task(group)
         return "\n".join([table.to_text(titled=True), table.notes[0]])
     unit = "/class" if group.setting.fixed_memory else " in total"
     rows = by_memory(group.named(group.rows, "exemplars"), unit)
+    rows = rows.sort_values("learner", key=lambda names: names.map(methods.index), kind="stable")
     columns = [Column(memory_text(memory) + unit) for memory in sorted(rows["memory"].unique())]
     cells = aggregate(rows, ["exemplars", "expands"], columns)
     counts = sorted(set(cells["averaged_over"]) - {0})
@@ -85,14 +90,16 @@ def accuracy(group: Group, study: Study) -> Table | None:
     of_memories = cells["column"].isin([column.label for column in memories])
     comparable = _comparable(group, study, rows)
     eligible = cells.loc[of_memories & ~cells["expands"].astype(bool) & cells[corner].isin(comparable)]
+    rivals = False  # whether a column has several rows with several seeds
     for _, column in eligible.groupby("column"):
+        rivals = rivals or int((column["averaged_over"] > 1).sum()) > 1
         cells.loc[best(column[seeds_of(cells)].astype(float)), "best"] = True
     others = [group.shown(name) for name in cells[corner].unique() if name not in comparable]
     accuracies = cells.loc[of_memories]
     compared = cells.loc[cells["compared"]]
     below = [
         *texts("seeds", accuracies, group.options.spread_name),
-        *texts("bold", accuracies, len(comparable) > 0, others),
+        *texts("bold", accuracies, len(comparable) > 0, rivals, others),
         *texts("paper", accuracies, compared, _other_schedules(rows, group), _other_settings(rows, group)),
     ]
     below += [study.note] if study.note else []
@@ -225,6 +232,13 @@ def check_baseline(groups: Iterable[Group], options: Options) -> None:
 
 
 # ---- lists of all runs -----------------------------------------------------------------------------------------------
+
+
+def further(group: Group) -> Table | None:
+    """What the image runs of the group recorded beside the usual measures; None if that is nothing."""
+    columns = undeclared(group.records)
+    title = "All runs: further measures"
+    return _listing(group, "further", title, columns, texts("further")) if columns else None
 
 
 def cost(group: Group) -> Table:
