@@ -2,9 +2,19 @@
 
 import difflib
 import json
+import os
+import re
+import sys
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 MOST_NAMED = 100  # known names that an error lists
+LONGEST = 6000  # characters of a message; a longer one is cut in its middle
+LONGEST_NAME = 200  # characters of a name that are compared with known ones
+NEAR = 0.6  # the least similarity of a name that is suggested
+LIBRARIES = {"torch", "torchvision", "numpy", "scipy", "sklearn", "PIL", "timm", "transformers", "peft", "accelerate"}
+PACKAGE = __name__.partition(".")[0]
 
 
 class UserError(Exception):
@@ -14,7 +24,8 @@ class UserError(Exception):
     """
 
     def __str__(self) -> str:
-        return one_line(super().__str__())
+        line = one_line(super().__str__())
+        return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 class UnusableRun(UserError):
@@ -52,6 +63,41 @@ def described(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def raised_at(error: BaseException) -> str:
+    """``"file:line"`` where an error was raised: in code that is plugged in, such as a hook, else in the package.
+
+    What libraries do below that is not named. Empty if the error has not been raised.
+    """
+    frames = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        top = frame.f_globals.get("__name__", "").partition(".")[0]
+        if top not in LIBRARIES and top not in sys.stdlib_module_names:
+            frames.append((top, frame.f_code.co_filename, line))
+    tops = [top for top, _, _ in frames]
+    called = frames[tops.index(PACKAGE) :] if PACKAGE in tops else frames
+    plugged_in = [frame for frame in called if frame[0] != PACKAGE]
+    if not frames:
+        return ""
+    _, path, line = (plugged_in or called)[-1]
+    return f"{short_path(path)}:{line}"
+
+
+def place_of(error: BaseException, path: Path, line: int | None = None) -> str:
+    """``path`` with the number of the ``line``, by default of the innermost one there that led to the error."""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if line is None and frame.f_code.co_filename == str(path):
+            line = number
+    return short_path(path) if line is None else f"{short_path(path)}:{line}"
+
+
+def short_path(path: str | Path) -> str:
+    """``path`` from the working folder on, if it is below it."""
+    try:
+        return str(Path(path).relative_to(os.getcwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
 def one_line(text: object) -> str:
     """``text`` with unprintable characters (line breaks, control characters, lone surrogates) as escapes."""
     line = str(text)
@@ -62,15 +108,21 @@ def one_line(text: object) -> str:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the known name closest to ``name``, or a list of known names if none is similar."""
-    if "," in str(name):
-        return f"; several values are a list: [{name}]"
+    text = str(name)
+    if "," in text:
+        return f"; several values are a list: [{shown(text)}]"
     known = sorted(known)
-    lower = {each.lower(): each for each in reversed(known)}
-    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    alike = {comparable(each): each for each in reversed(known)}
+    near = difflib.get_close_matches(comparable(text[:LONGEST_NAME]), alike, n=1, cutoff=NEAR)
     if near:
-        return f"; did you mean '{lower[near[0]]}'?"
+        return f"; did you mean '{alike[near[0]]}'?"
     more = f", and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
     return f"; known: {', '.join(known[:MOST_NAMED])}{more}"
+
+
+def comparable(name: str) -> str:
+    """``name`` as it is compared with others: ``ER-ACE`` is ``er_ace``, and ``der++`` ``derpp``."""
+    return re.sub(r"[- ]", "_", name.lower().replace("+", "p"))
 
 
 def shown(value: object, quotes: bool = False) -> str:

@@ -65,6 +65,20 @@ def absolute(path: str | Path) -> Path:
         ) from None
 
 
+PLACE = "\0"  # where a parser stopped, in the patterns of :data:`HINTS`
+HINTS = {  # what to do about invalid JSON
+    r",\s*\0\s*[}\]]": "leave out the comma after the last item",
+    r"\0\s*,\s*[}\]]": "leave out the comma after the last item",
+    r"(\d+),\0(\d+)": r"write a decimal point: \1.\2",
+    r"(\d+),(0+)\0(\d+)": r"write a decimal point: \1.\2\3",
+    r"\0\s*'": "write strings in double quotes",
+    r"\0\s*(//|#|/\*)": "leave out the comment, which JSON does not have",
+    r"\0\s*True": "write true",
+    r"\0\s*False": "write false",
+    r"\0\s*None": "write null",
+}
+
+
 def write_atomically(path: str | Path, content: bytes | str, durable: bool = True) -> None:
     """Write ``content`` to ``path``. If the disk is full or the process dies, the previous file is unchanged.
 
@@ -165,12 +179,23 @@ def read_json(path: str | Path) -> Json:
         if len(content) > LARGEST_JSON:
             raise UserError(f"more than {LARGEST_JSON >> 30} GB; give a smaller file")
         return json.loads(content, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); {_json_hint(error) or 'correct the file'}") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); name an existing JSON file") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); correct the file") from None
+
+
+def _json_hint(error: json.JSONDecodeError) -> str:
+    """What to do about a frequent mistake, at the place of the ``error``; empty for another one."""
+    near = error.doc[max(0, error.pos - 40) : error.pos] + PLACE + error.doc[error.pos : error.pos + 40]
+    for pattern, hint in HINTS.items():
+        if found := re.search(pattern, near):
+            return found.expand(hint)
+    return ""
 
 
 def _without_repeats(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -226,8 +227,16 @@ def _typed(name: str, value: Json, wanted: Type) -> Json:
             return value
     if type(value) in (int, float) and LARGEST_INTEGER < abs(value) < math.inf:
         raise UserError(f"{name}: {shown(value)} is too large")
-    hint = f"; several values are a list: [{shown(value)}]" if isinstance(value, str) and "," in value else ""
-    raise UserError(f"{name}: expected {_described(wanted)}, got {shown(value, quotes=True)}{hint}")
+    raise UserError(f"{name}: expected {_described(wanted)}, got {shown(value, quotes=True)}{_hint(value, wanted)}")
+
+
+def _hint(value: Json, wanted: Type) -> str:
+    """What may be meant by a string with a comma: a number, or several values."""
+    if not isinstance(value, str) or "," not in value:
+        return ""
+    if float in _options(wanted) and re.fullmatch(r"-?\d+,\d+", value):
+        return f"; write a decimal point: {value.replace(',', '.')}; two values are a list: [{value}]"
+    return f"; several values are a list: [{shown(value)}]"
 
 
 def _described(wanted: Type) -> str:

@@ -4,10 +4,30 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import NoReturn, TextIO
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import NoReturn, TextIO, TypeVar
 
 from pycil_wsc.errors import one_line
+
+FIRST_LINE, MOST_SECONDS = 2.0, 60.0  # seconds to the first line on how far a loop is, and at most to the next one
+T = TypeVar("T")
+
+
+def watched(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """The ``items``, of ``total`` runs. If they take long, lines on stderr say how far the caller is."""
+    began = time.monotonic()
+    due = FIRST_LINE
+    for number, item in enumerate(items):
+        if number == 1:  # the first one also reads the data
+            began = time.monotonic()
+        spent = time.monotonic() - began
+        if spent > due and number > 1:
+            left = timedelta(seconds=round(spent / (number - 1) * (total - number)))
+            print(f"{what}: {number:,} of {total:,} runs, about {left} left", file=sys.stderr, flush=True)
+            due = spent + min(4 * spent, MOST_SECONDS)
+        yield item
 
 
 class Parser(argparse.ArgumentParser):

@@ -10,9 +10,11 @@ found by their entry points of the group ``pycil_wsc``. This module imports only
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import os
+import pkgutil
 import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
@@ -21,28 +23,41 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.errors import UserError, comparable, did_you_mean, first_line, place_of, shown
 
 if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
 _groups = ["pycil_wsc"]  # groups of entry points that are still to be loaded
-_broken: list[str] = []  # messages about entry points that cannot be loaded
+_broken: dict[str, str] = {}  # modules and entry points that cannot be imported: name -> what is wrong
+MOST_BROKEN = 3  # of these that an error lists
 _loading = threading.RLock()  # one thread at a time imports modules, the others wait for what it registers
+
+
+class NameTaken(UserError):
+    """A name is registered twice, in ``registry``."""
+
+    def __init__(self, message: str, registry: Registry, name: str) -> None:
+        super().__init__(message)
+        self.registry = registry
+        self.name = name
 
 
 class Registry(UserDict):
     """A dict that raises a :class:`UserError` with the most similar known key if a key is missing.
 
     ``what`` names the entries in this error. ``modules`` are imported at the first look-up and register the package's
-    own entries; then those of other packages are loaded.
+    own entries; then those of other packages are loaded. What cannot be imported is left out (:func:`left_out`).
+    ``notes``: what to say of names that are not registered, as compared (:func:`pycil_wsc.errors.comparable`).
     """
 
-    def __init__(self, what: str, modules: Iterable[str] = ()) -> None:
+    def __init__(self, what: str, modules: Iterable[str] = (), notes: Mapping[str, str] | None = None) -> None:
         self.what = what
+        self.notes = notes or {}
         self._modules = list(modules)
         self._entries: dict[str, Any] = {}
+        self._disputed: dict[str, str] = {}  # names that two modules register: name -> what to do
 
     @property
     def data(self) -> dict[str, Any]:  # used by all methods of UserDict
@@ -50,15 +65,22 @@ class Registry(UserDict):
             while self._modules:
                 name = self._modules.pop()  # before the import, which may itself look something up
                 try:
-                    importlib.import_module(name)
+                    import_or_leave_out(name)
                 except BaseException:  # Ctrl-C, for instance: the next look-up tries again
                     self._modules.append(name)
                     raise
             _load_entry_points()
         return self._entries
 
+    def __getitem__(self, name: str) -> Any:
+        entry = super().__getitem__(name)
+        if name in self._disputed:  # neither of the two may pass for the other
+            raise UserError(self._disputed[name])
+        return entry
+
     def __missing__(self, name: str) -> NoReturn:
-        raise UserError(f"unknown {self.what} '{name}'{did_you_mean(name, self)}")
+        note = self.notes.get(comparable(str(name)), "")
+        raise UserError(f"unknown {self.what} '{shown(name)}'{did_you_mean(name, self)}{note}{left_out_hint()}")
 
     def get(self, name: str, default: object = None) -> Any:
         return self.data.get(name, default)
@@ -71,12 +93,13 @@ class Registry(UserDict):
     def add(self, name: str, entry: T) -> T:
         """Register ``entry`` under ``name``; returns it.
 
-        Raises a :class:`UserError` if the name is another's. A definition that is executed again, as in a notebook,
+        Raises a :class:`NameTaken` if the name is another's. A definition that is executed again, as in a notebook,
         takes the place of its former self.
         """
         origin, other = _origin(entry), _origin(self._entries.get(name, entry))
         if origin != other:
-            raise UserError(f"{self.what} '{name}' is registered by {other} and by {origin}; rename one of them")
+            message = f"{self.what} '{name}' is registered by {other} and by {origin}; rename one of them"
+            raise NameTaken(message, self, name)
         self._entries[name] = entry
         return entry
 
@@ -85,6 +108,37 @@ def _origin(entry: object) -> str:
     """Where an entry is defined."""
     function = entry[0] if isinstance(entry, tuple) else entry
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
+
+
+def left_out() -> list[str]:
+    """A line for each module and entry point that could not be imported so far: where, what is wrong, what to do."""
+    return list(_broken.values())
+
+
+def left_out_hint() -> str:
+    """What could not be imported, to end an error about a name that it may define; empty if there is nothing."""
+    if not _broken:
+        return ""
+    lines = left_out()
+    more = f"; and {len(lines) - MOST_BROKEN} more" if len(lines) > MOST_BROKEN else ""
+    return f" (left out: {'; '.join(lines[:MOST_BROKEN])}{more})"
+
+
+def import_or_leave_out(name: str) -> None:
+    """Import a module of the package. One that cannot be imported is left out, so that it costs no other."""
+    if name in _broken:
+        return
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a module may also end the program
+        _note_dispute(error)
+        _broken[name] = f"{_file_of(name, error)}: cannot be imported ({_reason(error)}){_remedy(error)}"
+
+
+def import_all_of(package: str, path: Iterable[str]) -> None:
+    """Import the modules of a package that is found at ``path``, so that they register themselves."""
+    for module in pkgutil.iter_modules(path):
+        import_or_leave_out(f"{package}.{module.name}")
 
 
 def _load_entry_points():
@@ -96,8 +150,6 @@ def _load_entry_points():
         except KeyboardInterrupt:  # the next look-up tries again
             _groups.append(group)
             raise
-    if _broken:
-        raise UserError(_broken[0])
 
 
 def _load_group(group):
@@ -105,15 +157,17 @@ def _load_group(group):
     try:
         found = list(entry_points(group=group))
     except Exception as error:
-        _broken.append(f"the metadata of an installed package is broken ({_reason(error)}); find it with 'pip check'")
+        _broken[group] = f"the metadata of an installed package is broken ({_reason(error)}); find it with 'pip check'"
         return
     for entry in found:
         try:
             entry.load()
-        except (Exception, SystemExit) as error:  # a module may also end the program
-            _broken.append(
+        except (Exception, SystemExit) as error:
+            _note_dispute(error)
+            hint = _remedy(error) or "; correct or uninstall that package"
+            _broken[f"{entry.name} = {entry.value}"] = (
                 f"entry point '{entry.name} = {entry.value}' of the package '{_package_of(entry)}' cannot be loaded "
-                f"({_reason(error)}); correct or uninstall that package"
+                f"({_reason(error)}){hint}"
             )
 
 
@@ -124,8 +178,34 @@ def _package_of(entry):
         return "?"
 
 
+def _note_dispute(error):
+    if isinstance(error, NameTaken):
+        error.registry._disputed[error.name] = str(error)
+
+
+def _file_of(name, error):
+    """The file of a module of the package, and the line that failed: ``methods/mine.py:3``."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # no module has such a name
+        spec = None
+    path = Path(spec.origin if spec and spec.origin else name)
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else None
+    return place_of(error, path, line)
+
+
 def _reason(error):
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+
+
+def _remedy(error):
+    """What to do, where that is known."""
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if missing.partition(".")[0] == "models":  # as in a file of PyCIL
+        return "; PyCIL's models.base is pycil_wsc.training.learner here (docs/extending.md)"
+    return ""
 
 
 def _modules_in(subpackage: str) -> list[str]:
@@ -137,12 +217,20 @@ def _modules_in(subpackage: str) -> list[str]:
 
 
 def own_modules() -> list[str]:
-    """The package's modules that register something."""
+    """The package's modules that register something, all imported; without those that cannot be."""
     several = [name for subpackage in ("methods", "data", "studies") for name in _modules_in(subpackage)]
-    return [*several, "pycil_wsc.networks.backbones", "pycil_wsc.training.optimizers", "pycil_wsc.results.metrics"]
+    modules = [*several, "pycil_wsc.networks.backbones", "pycil_wsc.training.optimizers", "pycil_wsc.results.metrics"]
+    for name in modules:
+        import_or_leave_out(name)
+    return [name for name in modules if name not in _broken]
 
 
-learners = Registry("model_name", _modules_in("methods"))
+_NO_PROMPTS = "; methods that learn prompts are not built in, see docs/pretrained.md for what is"
+NOTES = {
+    "derpp": " ('der' is PyCIL's, which expands the network; Mammoth's der is derpp with beta 0)",
+    **dict.fromkeys(("l2p", "dualprompt", "coda_prompt", "codaprompt"), _NO_PROMPTS),
+}
+learners = Registry("model_name", _modules_in("methods"), NOTES)
 learner_defaults = Registry("model_name", _modules_in("methods"))
 backbones = Registry("convnet_type", ["pycil_wsc.networks.backbones"])
 optimizers = Registry("optimizer", ["pycil_wsc.training.optimizers"])
@@ -162,7 +250,8 @@ def check_dataset(name: str) -> None:
     if os.path.exists(name):
         prefix = "folder" if os.path.isdir(name) else "npz"
         raise UserError(f"unknown {datasets.what} '{name}'; did you mean '{prefix}:{name}'?")
-    raise UserError(f"unknown {datasets.what} '{name}'{did_you_mean(name, [*datasets, 'folder:PATH', 'npz:PATH'])}")
+    near = did_you_mean(name, [*datasets, "folder:PATH", "npz:PATH"])
+    raise UserError(f"unknown {datasets.what} '{shown(name)}'{near}{left_out_hint()}")
 
 
 def register_learner(name: str, **defaults: object) -> Callable[[type[T]], type[T]]:

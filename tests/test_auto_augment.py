@@ -8,11 +8,11 @@ from PIL import Image, ImageEnhance, ImageOps
 from pycil_wsc.data.batches.augmentation import auto_augment
 from pycil_wsc.data.batches.augmentation.auto_augment import (
     OPERATIONS,
-    POLICIES,
     RANGES,
     AutoAugment,
     cutout,
     drawn,
+    policies,
     value_of,
 )
 
@@ -78,10 +78,10 @@ def test_every_image_draws_one_policy_and_each_operation_by_its_probability():
     for name, value, members in drawn(np.random.default_rng(0), number, slice(None)):
         counts[name, round(abs(value), 6)] = counts.get((name, round(abs(value), 6)), 0) + len(members)
     expected = {}
-    for policy in POLICIES:
+    for policy in policies():
         for name, probability, magnitude in policy:
             key = name, round(value_of(name, magnitude), 6)
-            expected[key] = expected.get(key, 0) + probability / len(POLICIES)
+            expected[key] = expected.get(key, 0) + probability / len(policies())
     assert {key for key, share in expected.items() if share} == counts.keys()
     for key, count in counts.items():
         assert count / number == pytest.approx(expected[key], abs=0.01), key

@@ -500,7 +500,22 @@ BAD = {
     "runs: expected a list of objects": {"runs": []},
     "runs: expected a list of objects of keys and values, at least one": {"runs": [1]},
     "runs: expected a list of objects of keys": {"runs": {"seed": 1}},
-    "not valid JSON": '{"seed": 1,}',
+    "leave out the comma after the last item": '{"seed": 1,}',
+    "); leave out the comma after the last item": '{"milestones": [1,]}',
+    "; write a decimal point: 0.1": '{"lrate": 0,1}',
+    "; write a decimal point: 0.05": '{"epochs": 3, "wsc.betas": [0,05, 1]}',
+    "; write strings in double quotes": "{'seed': 1}",
+    "; leave out the comment": '{"seed": 1 // the first\n}',
+    "; write true": '{"shuffle": True}',
+    "; write null": '{"replay_ratio": None}',
+    "; correct the file": '{"seed": [1 2]}',
+    "unknown model_name 'der++'; did you mean 'derpp'? ('der' is PyCIL's": {"model_name": "der++"},
+    "unknown model_name 'ER-ACE'; did you mean 'er_ace'?": {"model_name": "ER-ACE"},
+    "unknown model_name 'l2p'; known: acil": {"model_name": "l2p"},
+    "methods that learn prompts are not built in": {"model_name": "l2p"},
+    "... (1000000 characters)'; known: IL_batch_size": {"k" * 1_000_000: 1},
+    "... (1000000 characters)'; known: acil": {"model_name": "k" * 1_000_000},
+    "... (1000000 characters)'; known: cifar10": {"dataset": "k" * 1_000_000},
     "not valid JSON (maximum recursion depth exceeded": "[" * 100_000,
     "999... (5005 characters)' is not auto, cpu": {"device": "cuda:" + "9" * 5000},
     "device: 'cuda:\u0663' is not auto, cpu": {"device": "cuda:\u0663"},  # a digit, but not one of torch's
@@ -524,12 +539,15 @@ def test_bad_configuration_is_one_line_that_names_file_and_key(message, tmp_path
     with pytest.raises(UserError) as error:
         load(path)
     assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+    assert len(str(error.value)) < 5000
 
 
 OVERRIDES = {
     "json only; use init_lr (first task) or lrate (later tasks)": "lr=0.2",
     "boosting_epochs: is accepted in PyCIL's foster.json, rmm-foster.json only; use epochs": "boosting_epochs=3",
     'seed: expected a whole number, got "1993,1994"; several values are a list: [1993,1994]': "seed=1993,1994",
+    'lrate: expected a number, got "0,1"; write a decimal point: 0.1; two values are a list: [0,1]': "lrate=0,1",
+    'lrate: expected a number, got "0.1,0.01"; several values are a list: [0.1,0.01]': "lrate=0.1,0.01",
     "unknown model_name 'replay,wsc'; several values are a list: [replay,wsc]": "model_name=replay,wsc",
     "wsc: is a group of keys": "wsc=0.3",
     'seed: expected a whole number, got "[[[': "seed=" + "[" * 100_000,

@@ -1,10 +1,13 @@
 """Properties of the whole repository: the direction of imports, and the README's code."""
 
 import ast
+import json
 import subprocess
 import sys
 
 import fresh
+import numpy as np
+import pytest
 from structure import ROOT, annotated, cycles, functions, imports, modules, parsed, within
 
 LEAVES = [
@@ -21,6 +24,7 @@ LEAVES = [
         "devices",
         "output",
         "reproducibility",
+        "lazy",
         "version",
     )
 ]
@@ -175,6 +179,25 @@ from pycil_wsc.launch.kinds import KINDS
 print(sorted(KINDS), [name for name in {heavy} if name in sys.modules])
 """
     assert fresh.printed(script, tmp_path / "kinds.py", forgotten=heavy) == "['class_incremental', 'llm'] []\n"
+
+
+SLOW = ["torchvision", "torch._dynamo", "pandas", "scipy", "sklearn", "matplotlib", "transformers", "timm"]
+
+
+@pytest.mark.parametrize("option", ["--status", "--dry-run"])
+def test_what_trains_nothing_does_not_wait_for_what_only_training_and_reports_need(option, tmp_path):
+    images = np.zeros((4, 8, 8, 3), np.uint8)
+    labels = np.array([0, 0, 1, 1])
+    np.savez(tmp_path / "data.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)
+    keys = {"dataset": f"npz:{tmp_path}/data.npz", "model_name": ["replay", "wsc"], "convnet_type": "resnet8"}
+    (tmp_path / "config.json").write_text(json.dumps(keys | {"init_cls": 1, "increment": 1}))
+    script = f"""
+import sys
+from pycil_wsc.launch.command import main
+code = main(["--config", "{tmp_path}/config.json", "{option}"])
+print(code, [name for name in {SLOW} if name in sys.modules])
+"""
+    assert printed_by("-c", script).splitlines()[-1] == "0 []"
 
 
 def test_a_mistyped_key_does_not_wait_for_torch(tmp_path):

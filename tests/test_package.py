@@ -23,6 +23,7 @@ from test_docs import blocks
 
 import main
 from pycil_wsc import registry
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch import command
 
@@ -262,30 +263,100 @@ def test_a_learner_of_another_package_is_found_in_every_process(learner_package,
     command = [binaries / "pycil-wsc", *TWO]
     done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == (
-        "error: config.json: entry point 'my_derpp = my_learners.my_derpp' of the package 'my-learners' cannot "
-        "be loaded (ModuleNotFoundError: No module named 'no_such_module'); correct or uninstall that package\n"
+        "error: config.json: unknown model_name 'my_derpp'; did you mean 'derpp'? (left out: entry point 'my_derpp = "
+        "my_learners.my_derpp' of the package 'my-learners' cannot be loaded (ModuleNotFoundError: No module named "
+        "'no_such_module'); correct or uninstall that package)\n"
     )
 
 
-def test_a_broken_entry_point_is_named_each_time_and_hides_no_other(monkeypatch, tmp_path):
+@pytest.fixture
+def added(monkeypatch, tmp_path):
+    """Write a file of a learner into the package's folder, as a look-up in a new process finds it."""
+    from pycil_wsc import learners
+
+    monkeypatch.setattr(learners, "__path__", [*learners.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_broken", {})
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, code):
+        (tmp_path / f"{name}.py").write_text(code)
+        monkeypatch.setattr(registry.learners, "_modules", [f"pycil_wsc.learners.{name}"])
+        monkeypatch.delitem(sys.modules, f"pycil_wsc.learners.{name}", raising=False)
+
+    yield write
+    for of in (registry.learners, registry.learner_defaults):
+        of._disputed.clear()
+
+
+COPIED = """
+from torch import nn
+from models.base import BaseLearner
+class LwF(BaseLearner):
+    def incremental_train(self, data_manager):
+        pass
+"""
+UNUSABLE = {
+    "mine.py:3: cannot be imported (ModuleNotFoundError: No module named 'models'); PyCIL's models.base is "
+    "pycil_wsc.training.learner here": COPIED,
+    "mine.py:4: cannot be imported (LwF.incremental_train: is PyCIL's, and never called here; use the hook loss": (
+        COPIED.replace("models.base", "pycil_wsc.training.learner")
+    ),
+    "mine.py:2: cannot be imported (SyntaxError: '(' was never closed": "\nclass Mine(\n    pass",
+    "mine.py: cannot be imported (SyntaxError: source code string cannot contain null bytes": "\0",
+    "mine.py:1: cannot be imported (SystemExit: 3)": "raise SystemExit(3)",
+    "mine.py:1: cannot be imported (AssertionError)": "raise AssertionError",
+}
+
+
+@pytest.mark.parametrize("line", UNUSABLE)
+def test_a_file_of_a_learner_that_cannot_be_imported_is_one_line_and_other_methods_run(line, added, tmp_path, caplog):
+    added("mine", UNUSABLE[line])
+    (tmp_path / "config.json").write_text('{"dataset": "digits", "model_name": "replay"}')
+    assert command.main(["--config", str(tmp_path / "config.json"), "--status"]) == 0
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"left out: {line}") and "\n" not in said
+    with pytest.raises(UserError, match="unknown model_name 'mine'") as error:
+        registry.learners["mine"]
+    assert line in str(error.value)
+
+
+def test_a_name_that_two_files_register_is_nobodys_and_costs_no_other(added):
+    added("mine", COPIED.replace("models.base", "pycil_wsc.training.learner").replace("incremental_train", "loss"))
+    code = "from pycil_wsc.methods.distillation.icarl import ICaRL as Old\n"
+    code += "from pycil_wsc.registry import register_learner\n"
+    added("mine", f'{code}\n@register_learner("replay")\nclass Mine(Old): ...')
+    assert registry.learners["finetune"]
+    with pytest.raises(
+        UserError, match="'replay' is registered by pycil_wsc.methods.replay.replay.Replay and by .*Mine"
+    ):
+        registry.learners["replay"]
+
+
+def test_the_error_for_an_unknown_key_names_a_learner_that_cannot_be_imported(added):
+    added("mine", "import no_such_module")
+    with pytest.raises(UserError, match=r"unknown key 'of_mine'.*mine.py:1: cannot be imported .*no_such_module"):
+        resolve({"dataset": "digits", "model_name": "replay", "of_mine": 1})
+
+
+def test_a_broken_entry_point_is_named_and_hides_no_other(monkeypatch, tmp_path):
     (tmp_path / "sound_extension.py").write_text("loaded = True")
     monkeypatch.syspath_prepend(tmp_path)
     entries = [EntryPoint(name, f"{name}_extension", "pycil_wsc") for name in ("broken", "sound")]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
-    monkeypatch.setattr(registry, "_groups", ["pycil_wsc"])
-    monkeypatch.setattr(registry, "_broken", [])
-    for _ in range(2):
-        with pytest.raises(UserError, match="entry point 'broken = broken_extension' of the package"):
-            registry.learners["replay"]
+    look_up_with(lambda group: entries, monkeypatch)
     assert sys.modules["sound_extension"].loaded
+    (line,) = registry.left_out()
+    assert line.startswith("entry point 'broken = broken_extension' of the package '?' cannot be loaded (Module")
+    with pytest.raises(UserError, match="unknown model_name 'of_broken'.*entry point 'broken = broken_extension' of"):
+        registry.learners["of_broken"]
 
 
 def test_an_entry_point_that_ends_the_program_is_named(monkeypatch, tmp_path):
     (tmp_path / "ending_extension.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("ending", "ending_extension", "pycil_wsc")
-    with pytest.raises(UserError, match="'ending = ending_extension' of the package '.' cannot be loaded .System"):
-        look_up_with(lambda group: [entry], monkeypatch)
+    look_up_with(lambda group: [entry], monkeypatch)
+    (line,) = registry.left_out()
+    assert line.startswith("entry point 'ending = ending_extension' of the package '?' cannot be loaded (SystemExit: 3")
 
 
 def test_a_look_up_after_one_that_was_interrupted_loads_the_entry_points(monkeypatch, tmp_path):
@@ -310,8 +381,8 @@ def test_a_package_whose_metadata_are_broken_is_one_line(content, line, monkeypa
     folder.mkdir()
     (folder / "entry_points.txt").write_bytes(content)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=line):
-        look_up_with(entry_points, monkeypatch)
+    look_up_with(entry_points, monkeypatch)
+    assert [line in said for said in registry.left_out()] == [True]
 
 
 @pytest.fixture
@@ -370,7 +441,7 @@ def look_up_with(entry_points, monkeypatch):
     """Look a learner up in a process that has not done so before."""
     monkeypatch.setattr(registry, "entry_points", entry_points)
     monkeypatch.setattr(registry, "_groups", ["pycil_wsc"])
-    monkeypatch.setattr(registry, "_broken", [])
+    monkeypatch.setattr(registry, "_broken", {})
     registry.learners["replay"]
 
 

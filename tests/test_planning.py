@@ -11,6 +11,8 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.data.tasks.tasks import TaskSequence
+from pycil_wsc.output import watched
 from pycil_wsc.runs.planning import check_backbone, too_slow
 from pycil_wsc.runs.run import Run
 
@@ -104,7 +106,6 @@ def test_a_file_of_weights_that_is_not_there_is_named_before_another_run_trains(
         ),
         ({"model_name": "wsc", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.0}, None),
         ({"model_name": "wsc"}, None),
-        ({"model_name": "ema", "budget": {"seconds": 60}}, None),
     ],
 )
 def test_a_method_that_needs_more_steps_than_a_task_has_says_so_in_a_line(keys, line, settings):
@@ -132,3 +133,53 @@ def test_what_a_method_needs_in_steps_is_said_before_it_trains(settings, tmp_pat
     said = next(number for number, line in enumerate(lines) if "recycle_every: takes about 1,000" in line)
     trained = next(number for number, line in enumerate(lines) if "CNN" in line)
     assert said < trained
+
+
+@pytest.mark.parametrize(
+    "keys, tasks, memory, remarks",
+    [
+        ({"memory_per_class": 4}, "b2-inc2: 3 tasks: 2, 2, 2 classes", [0, 24], []),
+        (
+            {"init_cls": 1, "increment": 2, "memory_per_class": 100_000},
+            "b1-inc2: 4 tasks: 1, 2, 2, 1 classes",
+            [0, 72],
+            [
+                "2 runs: increment: the last task has 1 class, not 2 (4 tasks: 1, 2, 2, 1 classes)",
+                "1 run: memory_per_class: 100000 is more than any class has images (at most 12); all images are kept",
+            ],
+        ),
+        (
+            {"fixed_memory": False, "memory_size": 100_000},
+            "b2-inc2: 3 tasks: 2, 2, 2 classes",
+            [0, 72],
+            ["1 run: memory_size: 100000 is more than the 72 training images; all are kept"],
+        ),
+    ],
+)
+def test_a_dry_run_shows_the_tasks_the_memory_and_what_may_surprise(
+    keys, tasks, memory, remarks, settings, tmp_path, capsys
+):
+    settings |= {"model_name": ["finetune", "replay"]} | keys
+    assert main(["--config", write(tmp_path, settings), "--dry-run"]) == 0
+    outline, *lines = capsys.readouterr().out.splitlines()
+    assert outline.endswith(tasks)
+    assert [line for line in lines if ": " in line and "memory_per_class: has no effect" not in line] == remarks
+    kept = [int(line.rpartition(", ")[2].split()[0].replace(",", "")) for line in lines if line.endswith(" in memory")]
+    assert kept == [number for number in memory if number]  # finetune keeps none
+
+
+def test_many_tasks_are_not_all_listed():
+    dataset = load_dataset("digits", ".")
+    labels = dataset.train.targets
+    tasks = TaskSequence(list(range(100)), range(101), labels, labels, labels, labels)
+    assert tasks.in_words() == f"100 tasks: {'1, ' * 18}..., 1 classes"
+
+
+def test_planning_that_takes_long_says_how_far_it_is(monkeypatch, capsys):
+    """The first run, which reads the data, takes 100 s, and each other one a second."""
+    clock = iter([0, 100, 100, *range(100, 300)])
+    monkeypatch.setattr("pycil_wsc.output.time.monotonic", lambda: next(clock))
+    assert list(watched(range(50), 50, "planning")) == list(range(50))
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == "planning: 4 of 50 runs, about 0:00:46 left"
+    assert len(_) < 5 and second.startswith("planning: ")

@@ -195,6 +195,7 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
         tried.append(self.config.seed)
         raise RuntimeError("shapes do not fit")
 
+    line = broken.__code__.co_firstlineno + 2
     monkeypatch.setattr(Replay, "loss", broken)
     path = write(tmp_path, settings | SHORT | {"model_name": ["replay", "finetune"], "seed": [1, 2]})
     assert main(["--config", path]) == 1
@@ -202,7 +203,8 @@ def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings,
     captured = capsys.readouterr()
     assert captured.err.count("failed: ") == 2 and captured.err.count("RuntimeError: shapes do not fit") == 2
     assert captured.out.rindex("finetune m0 seed 2 ") < captured.out.index(
-        "FAILED: RuntimeError: shapes do not fit (traceback in log.txt); done"
+        f"FAILED: RuntimeError: shapes do not fit, raised at {Path(__file__).relative_to(Path.cwd())}:{line} "
+        "(traceback in log.txt); done"
     )
     for record in map(json.loads, (file.read_text() for file in Path(settings["out"]).rglob("failed.json"))):
         assert (
@@ -418,7 +420,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monkeypatch):
+def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monkeypatch, capsys):
     """Three runs of 1000 images. One resumes from image 400: 100 more in 10 s, and the other trains 300,
     so 40 images/s.
     """
@@ -431,6 +433,9 @@ def test_the_time_left_is_the_images_to_go_at_the_speed_measured(settings, monke
     overview.progress(first, Progress("task 2/3", 400, 0.0))
     overview.progress(second, Progress("task 1/3", 0, 0.0))
     assert overview.left() == "?"
+    overview.progress(second, Progress("task 1/3", 0, 0.0, line="waiting for the first task"))
+    assert capsys.readouterr().out == "[2/3] wsc m4 seed 2 waiting for the first task\n"
+    assert overview.status() == "done 0/3, running 2, waiting 1, failed 0"
     clock[0] = 9.0
     overview.progress(second, Progress("task 1/3", 2, 1.0))
     assert overview.left() == "?"  # 2 of 2600 images show the start-up rather than the speed

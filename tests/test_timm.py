@@ -244,7 +244,7 @@ def test_several_processes_recompute_activations_of_networks_without_batch_norm_
     assert "Traceback" not in errors
 
 
-def test_wrong_files_are_one_line(settings, weights, tmp_path):
+def test_wrong_files_are_one_line(settings, weights, tmp_path, caplog):
     from safetensors.torch import save_file
 
     def complaint(path, model="resnet18", **more):
@@ -270,6 +270,8 @@ def test_wrong_files_are_one_line(settings, weights, tmp_path):
     path, _ = weights("resnet18")
     wide = {"convnet_options.channels": (16, 16, 16, 16)}
     assert "is of another model than timm's 'resnet18' (size mismatch" in complaint(path, **wide)
+    assert "which timm's 'vit_tiny_patch16_224' needs" in complaint(path, "vit_tiny_patch16_224")
+    assert not [record for record in caplog.records if record.name.startswith("timm")]  # no list of all names
 
 
 def test_a_file_of_weights_runs_no_code(settings, tmp_path):

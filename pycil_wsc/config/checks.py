@@ -13,6 +13,7 @@ from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import declared, having
 
 if TYPE_CHECKING:
+    from pycil_wsc.data.tasks.tasks import TaskSequence
     from pycil_wsc.training.learner import BaseLearner
 
 LONGEST_NAME = 255  # bytes in a file name
@@ -66,12 +67,9 @@ def check(config: Config) -> None:
     check_device_and_paths(config, ", or a list of GPU numbers")
 
 
-def remarks(config: Config, largest: int) -> list[str]:
-    """Settings without effect, or with one that may surprise, a line each.
-
-    ``largest``: the training images of the largest class.
-    """
-    lines: list[str] = []
+def remarks(config: Config, manager: "TaskSequence") -> list[str]:
+    """Settings without effect, or with one that may surprise, a line each. ``manager``: the tasks of the run."""
+    lines = _remarks_on_tasks(config, manager)
     learner = registry.learners[config.model_name]
     held = config.wsc.average_lr if config.wsc.holds_rate else None
     if (config.consolidate or learner.consolidates) and held is not None and held > config.lrate:
@@ -85,12 +83,24 @@ def remarks(config: Config, largest: int) -> list[str]:
     if getattr(config, unused) != KEYS[unused].default and unused not in learner.also_reads(config):
         because, value = shown(config.fixed_memory), getattr(config, used)
         lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} ({value}) is used instead")
+    images = len(manager.train_targets)
+    largest = manager.largest_class()
     if config.fixed_memory and largest < config.memory_per_class < ALL:
         lines.append(
             f"memory_per_class: {config.memory_per_class} is more than any class has images (at most {largest}); "
             "all images are kept"
         )
+    if not config.fixed_memory and images < config.memory_size < ALL:
+        lines.append(f"memory_size: {config.memory_size} is more than the {images} training images; all are kept")
     return lines
+
+
+def _remarks_on_tasks(config: Config, manager: "TaskSequence") -> list[str]:
+    *others, last = [task.num_new for task in manager.tasks]
+    if config.tasks or not others or last == config.increment:
+        return []
+    classes = f"{last} class{'es' * (last != 1)}"
+    return [f"increment: the last task has {classes}, not {config.increment} ({manager.in_words()})"]
 
 
 def _check_backbone(config: Config) -> None:

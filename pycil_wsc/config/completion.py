@@ -32,7 +32,7 @@ def complete(flat: Mapping[str, Json]) -> Config:
     known = {*known_keys(), *DIRECTIVES}
     flat = refuse_dropped(without_empty_groups(flat, {*known, BACKBONE_OPTION}))
     flat = {name: value for name, value in flat.items() if name not in backbone}
-    refuse_unknown(flat, known)
+    refuse_unknown(flat, known, registry.left_out_hint())
     if flat.get("memory_per_class") == "all":
         flat["memory_per_class"] = ALL
     keys, default = keys_of(learner), defaults(model_name)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, read_json
 from pycil_wsc.keys import RESULT, declared
+from pycil_wsc.output import watched
 
 LOG = logging.getLogger("pycil_wsc")
 PARTS = (
@@ -49,11 +51,18 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
         runs = _all_runs(raw, flatten(overrides or {}), given)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    for line in registry.left_out():
+        LOG.warning("left out: %s", line)
     for name in sorted(unread(given, runs)):
         LOG.warning("%s: %s: has no effect; it is a key of %s, which no run of this file uses", path, name, owner(name))
     if (gpus := _listed_gpus(raw, overrides or {})) > 1 and any(hasattr(run, "batch_norm_parts") for run in runs):
         LOG.warning(PARTS, path, gpus, gpus)
-    paths = [run_folder(config) for config in runs]
+    return _distinct(runs, path)
+
+
+def _distinct(runs: Sequence[RunConfig], path: str | Path) -> list[RunConfig]:
+    """The runs, each once. Raises a :class:`UserError` for two that would share a folder but differ."""
+    paths = [run_folder(config) for config in watched(runs, len(runs), "naming the folders")]
     folders = dict(zip(paths, runs))  # drops duplicate runs
     for folder, config in zip(paths, runs):
         other = folders[folder]
@@ -174,19 +183,23 @@ def _grid(file: Mapping[str, Json], overrides: Mapping[str, Json], given: set[st
     form = form_for({**file, **overrides})
     merged = form.merge(file, overrides)
     given.update(merged)
-    return [form.resolve(point) for point in _points(merged, form.takes_list)]
+    axes = _axes(merged, form.takes_list)
+    number = math.prod(map(len, axes.values()))
+    return [form.resolve(merged | point) for point in watched(_points(axes), number, "checking the settings")]
 
 
-def _points(flat: dict[str, Json], takes_list: Callable[[str], bool]) -> list[dict[str, Json]]:
-    """All combinations of the list-valued keys: a list of dicts with one value per key, seeds outermost.
+def _points(axes: Mapping[str, list[Json]]) -> Iterator[dict[str, Json]]:
+    """All combinations of the values of the ``axes``, one value per key, seeds outermost."""
+    order = sorted(axes, key=lambda name: name != "seed")
+    return (dict(zip(order, point)) for point in itertools.product(*(axes[name] for name in order)))
 
-    If a value of the key is itself a list (``takes_list``), an axis is a list of lists.
-    """
+
+def _axes(flat: dict[str, Json], takes_list: Callable[[str], bool]) -> dict[str, list[Json]]:
+    """The list-valued keys. If a value of the key is itself a list (``takes_list``), an axis is a list of lists."""
     axes = {name: value for name, value in flat.items() if _is_axis(value, takes_list(name))}
     if empty := [name for name, value in axes.items() if not value]:
         raise UserError(f"{empty[0]}: an empty list has no runs; give at least one value")
-    order = sorted(axes, key=lambda name: name != "seed")
-    return [flat | dict(zip(order, point)) for point in itertools.product(*(axes[name] for name in order))]
+    return axes
 
 
 def _is_axis(value: Json, takes_list: bool) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pycil_wsc.config import pycil
 from pycil_wsc.config.dropped import refuse_dropped
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
-from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.files import Json
 
 DIRECTIVES = {"budget"}  # keys whose value is an object, not a group of keys
@@ -22,12 +22,12 @@ def refuse_mistyped(flat: Mapping[str, Json]) -> None:
     learners.
     """
     language_model = any(name.partition(".")[0] == "llm" for name in flat)
-    if language_model or _extended():
+    if language_model or _extended() or own_names() is None:
         return
     elsewhere = {*pycil.alias_names(), *pycil.STOCK, *(name for name, value in flat.items() if value == {})}
     elsewhere |= {name for name in flat if pycil.is_configuration(name, flat.get("model_name"))}
     ours = [name for name in refuse_dropped(flat) if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
-    refuse_unknown(ours, {*KEYS, *own_names(), *DIRECTIVES})
+    refuse_unknown(ours, {*KEYS, *(own_names() or ()), *DIRECTIVES})
 
 
 @functools.cache
@@ -39,23 +39,31 @@ def _extended() -> bool:
         return True
 
 
-def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    """Raise a :class:`UserError` for a name that is not a ``known`` key."""
+def refuse_unknown(names: Iterable[str], known: Collection[str], hint: str = "") -> None:
+    """Raise a :class:`UserError`, which ends with ``hint``, for a name that is not a ``known`` key."""
     groups = {name.partition(".")[0] for name in (*known, BACKBONE_OPTION) if "." in name}
     for name in names:
         if name in groups:
             raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object")
         if name not in known:
             pycil.refuse_alias(name)
-            raise UserError(f"unknown key '{name}'{did_you_mean(name, known) if name else ''}")
+            near = did_you_mean(name, known) if name else ""
+            raise UserError(f"unknown key '{shown(name)}'{near}{hint}")
 
 
 @functools.cache
-def own_names() -> frozenset[str]:
-    """The keys that the package's learners declare as their own, read from their files without importing these."""
+def own_names() -> frozenset[str] | None:
+    """The keys that the package's learners declare as their own, read from their files without importing these.
+
+    None if a file cannot be read: the registry says what is wrong with it.
+    """
     names = set()
     for path in Path(__file__).parents[1].glob("methods/**/*.py"):
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return None
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name == "Options":
                 names |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}  # type: ignore
     return frozenset(names)

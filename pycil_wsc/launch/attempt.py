@@ -23,6 +23,7 @@ from pycil_wsc.errors import (
     WrongPlan,
     described,
     lack_of_memory,
+    raised_at,
 )
 from pycil_wsc.files import Json, locked, remove, write_json
 from pycil_wsc.launch.kinds import KINDS, kind_of
@@ -117,7 +118,9 @@ def attempt(job: Job, data: Datasets, on_progress: Callable[[Progress], None]) -
     except (Exception, SystemExit) as error:  # code of other packages may end the program
         trace = "".join(traceback.format_exception(error))
         problem = lack_of_memory(error) if devices.out_of_memory(error) else described(error)
-        return Outcome(failure=f"{problem} (traceback in log.txt)", again=True, trace=trace)
+        where = raised_at(error)
+        reason = f"{problem}, raised at {where}" if where else problem
+        return Outcome(failure=f"{reason} (traceback in log.txt)", again=True, trace=trace)
 
 
 def execute(config: RunConfig, data: Datasets, on_progress: Callable[[Progress], None]) -> dict[str, Json]:

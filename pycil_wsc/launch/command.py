@@ -118,14 +118,15 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
         return load(args.config, overrides)
 
     def work(configs: "Sequence[RunConfig]") -> int:
-        from pycil_wsc.launch.status import status  # imported later still: an unknown key does not need torch either
-        from pycil_wsc.launch.sweep import Where, dry_run, sweep
-
         if as_program:
             on_signals(interrupt)
-        where = Where(args.workers, args.ray, args.gpus_per_run)
         if args.status:
+            from pycil_wsc.launch.status import status
+
             return status(configs)
+        from pycil_wsc.launch.sweep import Where, dry_run, sweep  # later still: an unknown key needs no torch either
+
+        where = Where(args.workers, args.ray, args.gpus_per_run)
         return dry_run(configs, where, args.measure) if args.dry_run else sweep(configs, where, args.redo)
 
     if "TORCHELASTIC_RUN_ID" not in os.environ:

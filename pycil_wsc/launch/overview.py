@@ -37,7 +37,7 @@ class Overview:
         self.fresh += max(0, progress.images - job.images)
         job.images = progress.images
         if progress.line:
-            self.say(f"{job.title} {progress.line}; {self.left()} left")
+            self.say(f"{job.title} {progress.line}{self._left('; ')}")
         if sys.stderr.isatty():
             speed = f"{progress.speed:,.0f} {kind_of(job.config).unit}/s"
             self._draw(f"{self.status()}; {job.title} {progress.position}, {speed}")
@@ -49,7 +49,7 @@ class Overview:
 
     def status(self) -> str:
         states = Counter(job.state for job in self.jobs)
-        left = f", {self.left()} left" if states.keys() - {"done", "failed"} else ""
+        left = self._left(", ") if states.keys() - {"done", "failed"} else ""
         states["failed"] += states.pop("retry", 0)
         return counted(states) + left
 
@@ -62,6 +62,11 @@ class Overview:
         if self.started is None or not self.fresh or self.fresh < images / 1000:
             return "?"
         return duration(images * (time.monotonic() - self.started) / self.fresh)
+
+    def _left(self, separator: str) -> str:
+        """The time left, to end a line; empty if it is not known yet."""
+        left = self.left()
+        return "" if left == "?" else f"{separator}{left} left"
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""

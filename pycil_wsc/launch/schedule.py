@@ -15,6 +15,7 @@ from pycil_wsc.files import locked
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, record_failure, remove_unfinished
 from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
+from pycil_wsc.output import watched
 from pycil_wsc.results import finished_result, has_result, is_finished, set_result_aside
 from pycil_wsc.runs.progress import Progress
 
@@ -44,7 +45,7 @@ class Schedule:
         self.redo = redo
         self.queue: list[tuple[int, int]] = []  # a heap of places, each with the number of a job
         self.jobs: list[Job] = []
-        for number, config in enumerate(configs, 1):
+        for number, config in enumerate(watched(configs, len(configs), "planning"), 1):
             kind = kind_of(config)
             data = self.data.of(config)
             job = Job(number, len(configs), config, kind.plan(config, data))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, read_file, write_atomically
+from pycil_wsc.output import watched
 from pycil_wsc.results import finished_result, has_result
 from pycil_wsc.runs.progress import Progress, duration
 
@@ -97,10 +98,10 @@ def _at_work(folder: Path, record: dict[str, Json]) -> bool:
         return isinstance(then, (int, float)) and time.time() - then < LATELY
 
 
-def status(configs: Iterable[RunConfig]) -> int:
+def status(configs: Sequence[RunConfig]) -> int:
     """Print a line for each running, stopped or failed run, and the number of runs in each state; returns 0."""
     states: Counter[str] = Counter()
-    for config in configs:
+    for config in watched(configs, len(configs), "reading the folders"):
         state = state_of(config)
         states[state.name] += 1
         if state.line:

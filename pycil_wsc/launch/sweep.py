@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from pycil_wsc import devices, report
+from pycil_wsc import devices
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, Unwritable, UserError, described
@@ -112,6 +112,8 @@ def run_here(schedule: Schedule) -> None:
 
 def finish(jobs: Sequence[Job]) -> int:
     """Print the table, write the reports and list the failures; returns the exit code."""
+    from pycil_wsc import report  # imported late: it needs pandas, and planning does not
+
     results = [job.result for job in jobs if job.result]
     failed = [job for job in jobs if job.failure]
     if results:
@@ -127,6 +129,8 @@ def finish(jobs: Sequence[Job]) -> int:
 
 def write_report(folder: str) -> None:
     """Write the report of all runs in ``folder``, those of other commands included. An error costs no result."""
+    from pycil_wsc import report
+
     try:
         print(f"Report: {report.write_report(folder)}")
     except Exception as error:  # a defect of the report costs the finished runs nothing
@@ -137,23 +141,30 @@ def write_report(folder: str) -> None:
 
 
 def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = False) -> int:
-    """Print the runs and what each costs in training images, or tokens. Raises the same errors as :func:`sweep`.
+    """Print the tasks, the runs and what each costs in training images, or tokens, and how many exemplars it keeps.
 
-    ``measured``: also in hours of training on this machine, from a few steps of each method and phase. Returns the exit
-    code: 0, or 1 if a run will fail.
+    ``measured``: also in hours of training on this machine, from a few steps of each method and phase. Raises the same
+    errors as :func:`sweep`. Returns the exit code: 0, or 1 if a run will fail.
     """
     where.check(configs)
     schedule = Schedule(configs)
     measurers = {name: KINDS[name].measurer() for name in {config.kind for config in configs}} if measured else {}
     to_go: Counter[str] = Counter()  # by unit
+    remarks: Counter[str] = Counter()  # how many runs have each
+    outlines: set[str] = set()
     left = 0.0
     unusable = budgeted = 0
     for job in schedule.jobs:
         config = job.config
         dataset = schedule.data.of(config)
         kind = kind_of(config)
+        outline = kind.outline(config, dataset)
+        if outline and outline not in outlines:
+            outlines.add(outline)
+            print(outline)
+        remarks.update(kind.remarks(config, dataset))
         budget = kind.budget(config, dataset)
-        line = f"{run_folder(config)}  " + (budget or f"{job.planned:,} {kind.unit}")
+        line = _cost(job, budget, kind.memory(config, dataset))
         done = job.state == "done"
         budgeted += bool(budget) and not done
         to_go[kind.unit] += 0 if budget or done else job.planned
@@ -168,9 +179,21 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
             unusable += 1
             line += f", will fail: {error}"
         print(line + "  (finished)" * done)
+    for remark, count in remarks.items():
+        print(f"{_runs(count)}: {remark}")
     costs = " and ".join(f"{cost:,} training {unit}" for unit, cost in to_go.items())
-    beside = f", and {budgeted} run{'s' * (budgeted != 1)} limited by a budget" if budgeted else ""
-    print(f"{len(configs)} run{'s' * (len(configs) != 1)}, {costs} to go{beside}")
+    beside = f", and {_runs(budgeted)} limited by a budget" if budgeted else ""
+    print(f"{_runs(len(configs))}, {costs} to go{beside}")
     if measured:
         print(f"{left / 3600:,.2f} hours of training on this machine, one run after another")
     return 1 if unusable else 0
+
+
+def _cost(job: Job, budget: str, memory: int | None) -> str:
+    """A run's folder, its cost, and the exemplars that it keeps."""
+    kept = "" if memory is None else f", {memory:,} in memory"
+    return f"{run_folder(job.config)}  " + (budget or f"{job.planned:,} {kind_of(job.config).unit}") + kept
+
+
+def _runs(count: int) -> str:
+    return f"{count:,} run{'s' * (count != 1)}"

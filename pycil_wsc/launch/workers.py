@@ -85,7 +85,8 @@ class RunInProcesses:
         self.job = job
         self.slot = slot
         context = multiprocessing.get_context(START_METHOD)
-        context.set_forkserver_preload([__name__, "pycil_wsc.launch.kinds", *own_modules()])  # whatever is edited later
+        ours = [__name__, "pycil_wsc.launch.kinds", *own_modules()]  # what is edited later is not a part of these runs
+        context.set_forkserver_preload(["torchvision", *ours])
         self.pipe, sender = context.Pipe(duplex=False)  # the first process reports through it
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None

@@ -36,6 +36,9 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
     def plan(self, config: LLMConfig, data: "Corpus") -> int:
         return sum(len(example) for step in data.steps(config) for example in step.examples)
 
+    def outline(self, config: LLMConfig, data: "Corpus") -> str:
+        return f"{len(config.tasks)} tasks: {', '.join(config.tasks)}"
+
     def check_model(self, config: LLMConfig, data: "Corpus") -> None:
         if config.method != "wsc" or config.wsc.covers == "all":
             return

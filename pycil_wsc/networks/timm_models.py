@@ -1,8 +1,10 @@
 """timm's models as backbones, by timm's names: ``timm:efficientnet_lite0``. Needs ``pip install timm``."""
 
+import contextlib
 import functools
+import logging
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,7 +100,8 @@ def timm_backbone(
     if weights:
         arguments["pretrained_cfg_overlay"] = {"state_dict": dict(weights), "custom_load": False}
     try:
-        model = timm.create_model(name, **arguments)
+        with _short_log() if weights else contextlib.nullcontext():
+            model = timm.create_model(name, **arguments)
         if grad_checkpointing:
             model.set_grad_checkpointing(True)
             _collect_once(model)
@@ -109,6 +112,18 @@ def timm_backbone(
     if weights and (missing := [each for each in _trained(model) if each not in weights]):
         raise UserError(f"pretrained: {pretrained} has no '{missing[0]}', which timm's '{name}' needs; {_FITTING}")
     return model
+
+
+@contextlib.contextmanager
+def _short_log() -> Iterator[None]:
+    """A context in which timm does not list all names in which a file and a model differ: the error names one."""
+    log = logging.getLogger("timm.models._builder")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _collect_once(model: nn.Module) -> None:

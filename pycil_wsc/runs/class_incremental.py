@@ -4,6 +4,8 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 
+from pycil_wsc import registry
+from pycil_wsc.config.checks import remarks
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
@@ -21,7 +23,7 @@ from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.results.metrics import check_names
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 from pycil_wsc.runs.kinds import Kind
-from pycil_wsc.runs.planning import check_backbone, plan_of, planned_images
+from pycil_wsc.runs.planning import check_backbone, plan_of, planned_images, planned_memory
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
 from pycil_wsc.runs.speed import Stopwatch, measured
@@ -60,6 +62,17 @@ class ClassIncremental(Kind[Config, Dataset]):
         if config.task_seconds:
             return f"{len(tasks_of(data, config).tasks)} tasks of {config.task_seconds:g} s of training each"
         return f"the operations of {config.operations_like} in its schedule" if config.operations_like else ""
+
+    def outline(self, config: Config, data: Dataset) -> str:
+        return f"{run_folder(config).parents[2].name}: {tasks_of(data, config).in_words()}"
+
+    def memory(self, config: Config, data: Dataset) -> int | None:
+        if not registry.learners[config.model_name].uses_memory:
+            return None
+        return planned_memory(with_memory_size(config, known_images(data)), tasks_of(data, config))
+
+    def remarks(self, config: Config, data: Dataset) -> list[str]:
+        return remarks(with_memory_size(config, known_images(data)), tasks_of(data, config))
 
     def measurer(self) -> Callable[[Config, Dataset], float]:
         watches: dict[str, Stopwatch] = {}

@@ -29,6 +29,17 @@ class Kind(Generic[C, D]):
         """What decides about a run's length in the place of :meth:`plan`, in words; empty without a budget."""
         return ""
 
+    def outline(self, config: C, data: D) -> str:
+        """The tasks, in a line; runs with the same tasks have the same line."""
+        return ""
+
+    def memory(self, config: C, data: D) -> int | None:
+        """The exemplars that a run will keep after its last task; None if the method keeps none, or is not counted."""
+
+    def remarks(self, config: C, data: D) -> list[str]:
+        """Settings without effect, or with one that may surprise, a line each."""
+        return []
+
     def measurer(self) -> Callable[[C, D], float]:
         """A function that estimates the training time on this machine, in seconds, from a configuration and its data.
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 
 from pycil_wsc.data.configured import check_divided_memory
+from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
@@ -30,6 +31,18 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
     ``start``: as in :class:`pycil_wsc.runs.run.Run`; images of earlier tasks count as planned. Raises a
     :class:`UserError` if the method cannot learn a task.
     """
+    return _plan_and_memory(config, manager, start)[0]
+
+
+def planned_memory(config: LearnerConfig, manager: TaskSequence) -> int:
+    """The number of exemplars after the last task."""
+    return len(_plan_and_memory(config, manager)[1])
+
+
+def _plan_and_memory(
+    config: LearnerConfig, manager: TaskSequence, start: State | None = None
+) -> tuple[list[int], ExemplarMemory]:
+    """:func:`plan_of`, and the memory after the last task, with as many exemplars as there will be."""
     learner = configured_learner(config)
     plan: list[int] = []
     memory = configured_memory(config, learner.stored_bytes).counting()  # there is no network yet
@@ -66,7 +79,7 @@ def plan_of(config: LearnerConfig, manager: TaskSequence, start: State | None = 
         plan.append(learner.planned_images(config, task, memory, manager.train_targets))
         if not learner.chooses_first:
             update(quotas)
-    return plan
+    return plan, memory
 
 
 def check_backbone(config: LearnerConfig, image_size: int) -> None:

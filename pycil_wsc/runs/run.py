@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pycil_wsc.allocator import keep_freed_memory
@@ -81,8 +80,7 @@ class Run(Monitor):
         self.evaluator = Evaluator(self.learner, self.test_source, self._check, dataset.train.images)
         self.records = Records(config.analyse, self.learner, self.folder)
         self.plan = plan_of(config, self.manager, start)  # training images of each task
-        largest = int(np.bincount(self.manager.train_targets, minlength=1).max())
-        self.remarks = remarks(config, largest)  # to be said once
+        self.remarks = remarks(config, self.manager)  # to be said once
         if line := line_of(dataset.left_out):
             self.remarks.append(line)
         self.first_task = ""  # the name of its file, as the first task began: it is of this device and code

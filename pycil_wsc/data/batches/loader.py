@@ -13,13 +13,12 @@ import logging
 import weakref
 from collections.abc import Iterator
 from multiprocessing import get_start_method
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
 
 from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data.batches.augmentation import augment, crops
@@ -31,7 +30,10 @@ from pycil_wsc.data.images.parallel import at_most_one_per_core, worker_ended
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.devices import free_memory
 from pycil_wsc.errors import UserError
+from pycil_wsc.lazy import Lazy
 from pycil_wsc.seeding import restored
+
+v2: Any = Lazy("torchvision.transforms.v2")
 
 OPERATIONS = {"autoaugment": AutoAugment, "timm": RandAugment}  # by augmentation: what each image draws for itself
 PIECE = 2**26  # pixels copied at a time

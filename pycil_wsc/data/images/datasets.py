@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torchvision
 
 from pycil_wsc.data.images.files import read_folder
 from pycil_wsc.data.images.fingerprint import fingerprint, fingerprint_of_file
@@ -171,7 +170,9 @@ def _cifar(root, name, num_classes, mean, std):
 def _download_cifar(path: Path, name: str) -> dict[str, np.ndarray]:
     """Download the arrays with torchvision, which verifies checksums, and store them in ``path`` for the next run."""
     try:
-        source = getattr(torchvision.datasets, name.upper())
+        from torchvision import datasets as downloads
+
+        source = getattr(downloads, name.upper())
         train, test = (source(root=path.parent, train=part, download=True) for part in (True, False))
     except DOWNLOAD_ERRORS as error:
         names = ", ".join(ARRAYS)

@@ -13,21 +13,23 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from torchvision.transforms import v2
 
 from pycil_wsc.data.images.files import DECODING, common_folder, decode, image_status, middle_box, open_file
 from pycil_wsc.data.images.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import Unwritable, UserError
 from pycil_wsc.files import locked_if_writable, opened, write_atomically
+from pycil_wsc.lazy import Lazy
+
+v2: Any = Lazy("torchvision.transforms.v2")
 
 
 class Index(NamedTuple):
@@ -240,7 +242,7 @@ def _resized_size(width: int, height: int, side: int) -> tuple[int, int]:
     return (side, other) if height <= width else (other, side)
 
 
-def _decode_into(numbered: np.ndarray, file: Path, resize: v2.Resize) -> list[tuple[int, int] | str]:
+def _decode_into(numbered: np.ndarray, file: Path, resize: Callable[[Any], Any]) -> list[tuple[int, int] | str]:
     """Decode image files to their offsets, counted in pixels.
 
     Returns the height and width of each resized image, or a line for one that cannot be read.

@@ -9,6 +9,8 @@ from pycil_wsc.data.options import SeededTasks
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 
+MOST_SHOWN = 20  # tasks in a line
+
 
 @dataclass(frozen=True)
 class Task:
@@ -42,6 +44,8 @@ class TaskSequence:
         test_tasks: (M,), likewise.
     """
 
+    counted = "classes"  # what a task brings, in words
+
     def __init__(
         self,
         class_order: list[int],
@@ -63,6 +67,17 @@ class TaskSequence:
         self.tasks, self.boundaries = self.tasks[:number], self.boundaries[: number + 1]
         self.class_order = self.class_order[: self.boundaries[-1]]
         return self
+
+    def in_words(self) -> str:
+        """``3 tasks: 3, 4, 3 classes``; of many tasks the first ones and the last."""
+        numbers = [str(task.num_new) for task in self.tasks]
+        if len(numbers) > MOST_SHOWN:
+            numbers[MOST_SHOWN - 2 : -1] = ["..."]
+        return f"{len(self.tasks)} task{'s' * (len(self.tasks) != 1)}: {', '.join(numbers)} {self.counted}"
+
+    def largest_class(self) -> int:
+        """The number of training images of the largest class."""
+        return int(np.bincount(self.train_targets, minlength=1).max())
 
     def _task(self, index):
         old, seen = self.boundaries[index : index + 2]
@@ -97,6 +112,8 @@ class TaskStream(TaskSequence):
 
     ``dataset`` must have ``arrivals``, and its classes in learning order.
     """
+
+    counted = "new classes"
 
     def __init__(self, dataset: Dataset) -> None:
         assert dataset.arrivals is not None

@@ -3,7 +3,6 @@
 from typing import Any
 
 from torch import nn
-from torchvision.models.resnet import BasicBlock, ResNet
 
 from pycil_wsc.networks.backbones.staged import GlobalAverage, StagedBackbone
 from pycil_wsc.registry import register_backbone
@@ -36,20 +35,20 @@ def stem_layers(stem: str, width: int = 64) -> nn.Sequential:
     return nn.Sequential(*STEMS[stem](width))
 
 
-class Narrowed(ResNet):
+def narrowed(width: int) -> Any:
     """torchvision's ResNet-18 whose first stage has ``width`` channels, and each further one twice as many.
 
     Only its stages are of this width. At 64 they are torchvision's, bit for bit.
     """
+    from torchvision.models.resnet import BasicBlock, ResNet  # slow to import, and not needed to plan runs
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-        super().__init__(BasicBlock, [2, 2, 2, 2])
+    class Narrowed(ResNet):
+        def _make_layer(self, block: Any, planes: int, *args: Any, **options: Any) -> nn.Sequential:
+            if planes == 64:  # the first stage, which gets what the stem gives
+                self.inplanes = width
+            return super()._make_layer(block, planes * width // 64, *args, **options)
 
-    def _make_layer(self, block: Any, planes: int, *args: Any, **options: Any) -> nn.Sequential:
-        if planes == 64:  # the first stage, which gets what the stem gives
-            self.inplanes = self.width
-        return super()._make_layer(block, planes * self.width // 64, *args, **options)
+    return Narrowed(BasicBlock, [2, 2, 2, 2])
 
 
 class ResNet18(StagedBackbone):
@@ -66,7 +65,7 @@ class ResNet18(StagedBackbone):
         if width < 1:
             raise ValueError(f"width={width}: give at least 1 channel")
         self.out_dim = 8 * width
-        net = Narrowed(width)
+        net = narrowed(width)
         self.stem = stem_layers(stem, width)
         nn.init.kaiming_normal_(self.stem[0].get_parameter("weight"), mode="fan_out", nonlinearity="relu")
         self.stage1, self.stage2, self.stage3, self.stage4 = net.layer1, net.layer2, net.layer3, net.layer4

@@ -3,8 +3,6 @@
 All modules of this package are imported here, so a new file with a registered metric is found automatically.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -114,5 +112,4 @@ def check_names() -> None:
             raise UserError(f"register_metric: '{name}' is a field of every result; choose another name")
 
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+registry.import_all_of(__name__, __path__)

@@ -1,7 +1,5 @@
 """Optimisers. Every module of this package is imported here, so a new file registers itself."""
 
-import importlib
-import pkgutil
+from pycil_wsc.registry import import_all_of
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_all_of(__name__, __path__)

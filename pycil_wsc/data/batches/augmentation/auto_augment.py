@@ -4,22 +4,23 @@ Does what PyCIL does with PIL for single images: each draws one of 25 policies o
 and then a black square half as wide as the image.
 """
 
+import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import AutoAugment as Policies
-from torchvision.transforms import AutoAugmentPolicy
-from torchvision.transforms.v2 import functional as F
 
 from pycil_wsc.data.batches.augmentation.augment import autocontrast, color, contrast, sharpness, solarize
 from pycil_wsc.data.batches.augmentation.operations import Choices, Operation
 from pycil_wsc.devices import widest_float
+from pycil_wsc.lazy import Lazy
+
+F: Any = Lazy("torchvision.transforms.v2.functional")
 
 GREY = 128
-POLICIES = Policies(AutoAugmentPolicy.CIFAR10).policies  # 25 pairs of (operation, probability, magnitude 0..9)
 RANGES = {  # values at magnitudes 0 and 9: shifts as fractions of the side, angles in degrees
     "ShearX": (0.0, 0.3),
     "ShearY": (0.0, 0.3),
@@ -33,6 +34,14 @@ RANGES = {  # values at magnitudes 0 and 9: shifts as fractions of the side, ang
     "Posterize": (8.0, 4.0),
     "Solarize": (256.0, 0.0),
 }
+
+
+@functools.cache
+def policies() -> Sequence[Any]:
+    """torchvision's 25 policies: pairs of (operation, probability, magnitude in 0..9)."""
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy
+
+    return AutoAugment(AutoAugmentPolicy.CIFAR10).policies
 
 
 class AutoAugment:
@@ -66,11 +75,11 @@ class AutoAugment:
 
 def drawn(rng: np.random.Generator, number: int, rows: slice) -> Iterator[tuple[str, float, np.ndarray]]:
     """Yield (operation, value, the images among ``rows`` that it changes), in the order in which they are applied."""
-    chosen = rng.integers(len(POLICIES), size=number)[rows]
+    chosen = rng.integers(len(policies()), size=number)[rows]
     chances = rng.random((2, number))[:, rows]
     negated = rng.random((2, number))[:, rows] < 0.5
     for layer in range(2):
-        for policy, operations in enumerate(POLICIES):
+        for policy, operations in enumerate(policies()):
             name, probability, magnitude = operations[layer]
             mine = (chosen == policy) & (chances[layer] < probability)
             for sign, side in ((1, ~negated[layer]), (-1, negated[layer])):

@@ -7,15 +7,18 @@ share its magnitude; their signs are independent.
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
-from torchvision.transforms.v2 import functional as F
 
 from pycil_wsc.data.batches.augmentation.augment import autocontrast, color, contrast, sharpness, solarize
 from pycil_wsc.data.batches.augmentation.operations import Choices, Operation
+from pycil_wsc.lazy import Lazy
+
+F: Any = Lazy("torchvision.transforms.v2.functional")
 
 LAYERS, PROBABILITY, MAGNITUDE, MAGNITUDE_STD = 2, 0.5, 9.0, 0.5  # timm's rand-m9-mstd0.5-inc1; magnitudes are 0..10
 GREY = 128.0  # fill value of geometric operations
@@ -98,7 +101,7 @@ OPERATIONS: dict[str, Operation] = {  # with magnitudes in -1..1; timm's "increa
     "SolarizeAdd": _solarize_add,
     "ColorIncreasing": _enhanced(color),
     "ContrastIncreasing": _enhanced(contrast),
-    "BrightnessIncreasing": _enhanced(F.adjust_brightness),
+    "BrightnessIncreasing": _enhanced(lambda maps, factor: F.adjust_brightness(maps, factor)),
     "SharpnessIncreasing": _enhanced(sharpness),
     "ShearX": lambda maps, level: _affine(maps, b=0.3 * level),
     "ShearY": lambda maps, level: _affine(maps, d=0.3 * level),
