@@ -454,7 +454,9 @@ def test_with_the_optimisers_moments_save_load_and_go_on_equals_going_on(reset_e
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_an_optimiser_without_moments_is_refused_when_attached(optimizer):
     with pytest.raises(
-        ValueError, match=f"reads Adam's moments, but {optimizer.__name__} has none: use Adam or AdamW, or source='own'"
+        ValueError,
+        match=rf"reads Adam's moments, but torch.optim.{optimizer.__name__} has none: use torch.optim.Adam or AdamW, "
+        r"or importance=moment_score\(\)",
     ):
         start(optimizer, warmup_steps=3, importance=FROM_ADAM)
 
@@ -462,16 +464,18 @@ def test_an_optimiser_without_moments_is_refused_when_attached(optimizer):
 def test_an_optimiser_with_other_moments_is_refused_at_its_first_step():
     net, optimizer, _ = start(torch.optim.Adamax, warmup_steps=3, importance=FROM_ADAM)
     with pytest.raises(
-        RuntimeError, match="the state of Adamax has no 'exp_avg_sq': use Adam or AdamW, or source='own'"
+        RuntimeError, match="the state of torch.optim.Adamax has no 'exp_avg_sq': use torch.optim.Adam or AdamW, or imp"
     ):
         train(net, optimizer, [0])
 
 
 def test_an_optimiser_whose_moments_have_other_names_is_refused_when_attached():
-    """bitsandbytes' 32-bit AdamW has ``state1`` and ``state2``, which are not quantised."""
-    kind = type("AdamW32bit", (torch.optim.AdamW,), {"__module__": "bitsandbytes.optim.adamw"})
-    with pytest.raises(ValueError, match="the state of AdamW32bit has no 'exp_avg': use Adam or AdamW, or source="):
+    """bitsandbytes' AdamW has torch's name, and ``state1`` and ``state2``, which in 32 bits are not quantised."""
+    kind = type("AdamW", (torch.optim.AdamW,), {"__module__": "bitsandbytes.optim.adamw"})
+    said = r"the state of bitsandbytes.AdamW has no 'exp_avg': use torch.optim.Adam or AdamW, or importance=moment"
+    with pytest.raises(ValueError, match=said):
         start(kind, warmup_steps=3, importance=FROM_ADAM)
+    start(kind, warmup_steps=3, importance=moment_score())
 
 
 class Projected(torch.optim.Optimizer):
@@ -488,7 +492,7 @@ class Projected(torch.optim.Optimizer):
 
 def test_an_optimiser_whose_moments_have_another_shape_is_refused_at_its_first_step():
     net, optimizer, _ = start(Projected, warmup_steps=3, importance=FROM_ADAM)
-    with pytest.raises(RuntimeError, match="those of Projected do not have the shape of .*: use source='own'"):
+    with pytest.raises(RuntimeError, match="those of .*Projected do not have the shape of .*: use torch.optim"):
         train(net, optimizer, [0])
 
 
@@ -500,7 +504,7 @@ def test_weights_of_a_second_optimiser_are_not_silently_left_out():
         both.named_parameters(), warmup_steps=2, importance=FROM_ADAM, reset=Blend(min_warmup=0)
     )
     wsc.attach(optimizers[1])
-    with pytest.raises(RuntimeError, match="has no moments of '0.weight', which another optimizer trains: use source="):
+    with pytest.raises(RuntimeError, match="has no moments of '0.weight', which another optimizer trains: use import"):
         for _ in range(2):
             both(torch.ones(3, 4)).sum().backward()
             for optimizer in optimizers:
@@ -544,6 +548,56 @@ def test_moments_from_before_the_task_are_refused_when_attached_and_at_the_reset
     other.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="moments of 8 steps, this task has had 3"):
         train(net, other, range(3))
+
+
+@pytest.mark.parametrize("source", ["optimizer", "carried"])
+def test_moments_of_too_few_steps_are_refused_when_attached_and_at_the_reset(source):
+    """As of a checkpoint without the optimiser's state, which begins anew."""
+    options = dict(warmup_steps=6, importance=moment_score(source=source))
+    net, optimizer, wsc = start(**options)
+    train(net, optimizer, range(4))
+    saved = copy.deepcopy([part.state_dict() for part in (net, optimizer, wsc)])
+
+    late, _, _ = start(**options)
+    late.load_state_dict(saved[0])
+    resumed = WeightSpaceConsolidation(late.named_parameters(), reset=Blend(), **options)
+    resumed.load_state_dict(saved[2])
+    fresh = torch.optim.AdamW(late.parameters(), lr=0.05)
+    with pytest.raises(ValueError, match="moments of 0 steps, this task has had 4: to resume, first load"):
+        resumed.attach(fresh)
+    fresh.load_state_dict(saved[1])
+    resumed.attach(fresh)
+    train(late, fresh, range(4, 8))
+    train(net, optimizer, range(4, 8))
+    assert resumed.resets == 1 and torch.equal(weights(late), weights(net))
+
+    early, fresh, resumed = start(**options)
+    early.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[2])
+    with pytest.raises(ValueError, match="moments of 2 steps, this task has had 6"):
+        train(early, fresh, range(4, 6))
+    assert not resumed.resets
+
+
+def test_steps_without_a_gradient_for_any_one_parameter_and_dropped_moments_are_not_too_few():
+    """Two halves that are trained in turn have moments of half the steps each."""
+    halves = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+    optimizer = torch.optim.AdamW(halves.parameters())
+    options = dict(warmup_steps=4, importance=FROM_ADAM, reset=Blend(every=4, momentum=True))
+    wsc = WeightSpaceConsolidation(halves.named_parameters(), **options).attach(optimizer)
+    for step in range(14):
+        optimizer.zero_grad()
+        halves[step % 2](torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    again = WeightSpaceConsolidation(halves.named_parameters(), **options)
+    again.load_state_dict(wsc.state_dict())
+    wsc.detach()
+    again.attach(optimizer)
+    for step in range(14, 18):
+        optimizer.zero_grad()
+        halves[step % 2](torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    assert again.resets == 4  # after steps 4, 8, 12, 16
 
 
 def test_missing_gradients_raise_at_the_first_step():

@@ -5,6 +5,7 @@ import doctest
 import io
 import math
 import warnings
+from collections import UserDict
 from pathlib import Path
 
 import pytest
@@ -916,6 +917,41 @@ def test_without_batch_norm_no_batch_is_drawn():
     batches = iter([torch.randn(2, 4)])
     recompute_batch_norm(nn.Linear(4, 2), batches)
     assert len(list(batches)) == 1
+
+
+class Keyworded(nn.Module):
+    """As a model of transformers: ``forward`` has keyword arguments, with labels or without."""
+
+    def __init__(self, labels):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.labels, self.seen = normed()[0], labels, []
+        if labels:
+            self.forward = self.with_labels
+
+    def forward(self, pixel_values):
+        return self.layers(pixel_values)
+
+    def with_labels(self, pixel_values, labels):
+        self.seen.append(labels)
+        return self.layers(pixel_values)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_mappings_are_keyword_arguments_with_labels_only_for_a_model_that_takes_them(labels):
+    net, (plain, batches) = Keyworded(labels), normed()
+    targets = [torch.arange(len(batch)) for batch in batches]
+    rows = [UserDict(pixel_values=batch, labels=target) for batch, target in zip(batches, targets)]
+    recompute_batch_norm(net, rows)
+    recompute_batch_norm(plain, batches)
+    torch.testing.assert_close(net.layers.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    assert len(net.seen) == (len(batches) if labels else 0)
+    assert all(map(torch.equal, net.seen, targets))
+
+
+def test_a_key_that_the_model_does_not_know_is_named():
+    with pytest.raises(TypeError, match="pixels"):
+        recompute_batch_norm(Keyworded(False), [{"pixels": torch.randn(8, 4)}])
 
 
 def test_recomputing_from_nothing_raises_and_keeps_the_statistics():

@@ -12,7 +12,7 @@ pytest.importorskip("accelerate")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from pycil_wsc.consolidation import Average, Blend, Revert, moment_score  # noqa: E402
+from pycil_wsc.consolidation import Average, Blend, Revert, moment_score, recompute_batch_norm  # noqa: E402
 from pycil_wsc.plugins.huggingface import Period, WSCCallback  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("collected")
@@ -128,6 +128,27 @@ def test_the_folder_in_the_arguments_may_be_of_an_earlier_step(tmp_path):
     assert (callback.wsc.steps, callback.wsc.averaged) == (20, 5)
 
 
+@pytest.mark.parametrize("source", ["own", "optimizer"])
+def test_a_checkpoint_without_moments_is_resumed_only_where_they_are_no_longer_needed(source, tmp_path, caplog):
+    """``save_only_model=True`` leaves the optimiser's state out; moments of its own are in wsc.pt."""
+
+    def trainer():
+        callback = WSCCallback(0.3, moment_score(source=source), Average(every=4), reset=Blend())  # reset after step 6
+        arguments = dict(save_strategy="steps", save_steps=4, save_only_model=True)
+        return trainer_for(tiny_model(), tmp_path, callback, **arguments), callback
+
+    trainer()[0].train()
+    assert ("checkpoints of the warm-up cannot be resumed from" in caplog.text) == (source == "optimizer")
+    for step in (4, 8):
+        resumed, callback = trainer()
+        if source == "optimizer" and step == 4:
+            with pytest.raises(RuntimeError, match="cannot resume at step 4, in the warm-up: .*save_only_model=True"):
+                resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        else:
+            resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+            assert callback.wsc.steps == 20
+
+
 def test_gradients_accumulated_by_the_trainer_are_one_step(tmp_path):
     callback = WSCCallback(warmup=0.5, average=Average(2), reset=Blend())
     trainer_for(tiny_model(), tmp_path, callback, gradient_accumulation_steps=2).train()
@@ -159,7 +180,7 @@ def test_the_consolidation_of_another_training_is_refused(tmp_path):
 
 
 def test_an_optimiser_without_moments_is_refused_before_the_first_step(tmp_path):
-    with pytest.raises(ValueError, match="use Adam or AdamW, or source='own'"):
+    with pytest.raises(ValueError, match="use torch.optim.Adam or AdamW, or importance=moment_score"):
         trainer_for(tiny_model(), tmp_path, WSCCallback(reset=Blend()), optim="sgd").train()
     trainer_for(tiny_model(), tmp_path, WSCCallback(importance=moment_score(), reset=Blend()), optim="sgd").train()
 
@@ -211,6 +232,9 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
         (dict(warmup=1.0), "warmup=1.0 is a fraction"),
         (dict(retain=2), "retain=2 is a fraction"),
         (dict(reset="revert"), "reset='revert': give Blend"),
+        (dict(min_warmup=1), r"no option 'min_warmup'; give reset=Blend\(min_warmup=1\)$"),
+        (dict(every=5), r"give reset=Blend\(every=5\) or average=Average\(every=5\)$"),
+        (dict(retian=0.5), "no option 'retian'; did you mean 'retain'"),
         (dict(periods=[Period(0, 0, 10), Period(5, 10, 20)], importance=moment_score()), r"Period\(before=5.*overlap"),
         (dict(periods=[Period(10, 5, 20)], importance=moment_score()), r"Period\(before=10.*give before <= start"),
         (dict(periods=[Period(0, 0, 5), Period(5, 5, 9)]), r"periods: .*source='carried'"),
@@ -267,7 +291,7 @@ def test_deepspeed_and_fsdp1_are_refused(tmp_path):
     with pytest.raises(ValueError, match="needs FSDP2, not FSDP1"):
         trainer.train()
     trainer.args.deepspeed = "zero3.json"
-    with pytest.raises(ValueError, match="DeepSpeed.*use FSDP2"):
+    with pytest.raises(ValueError, match="DeepSpeed: leave deepspeed out and shard by FSDP2, with fsdp=True"):
         trainer.train()
 
 
@@ -375,6 +399,27 @@ def test_training_after_an_interrupted_evaluation_begins_with_the_weights_not_th
         trainer.train()
     trainer_for(trainer.model, tmp_path / "again", wsc, begin).train()
     assert_same(begin.weights, watch.weights[-1])
+
+
+def test_batch_norm_fits_the_average_after_a_pass_over_the_trainers_own_batches(tmp_path):
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.norm, self.head = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+
+        def forward(self, pixel_values, labels=None):
+            logits = self.head(self.norm(self.head.weight.mean() * pixel_values))
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    rows = [{"pixel_values": torch.randn(4), "labels": number % 2} for number in range(40)]
+    trainer = trainer_for(Normed(), tmp_path, WSCCallback(reset=Blend()), lr_scheduler_type="constant")
+    trainer.train_dataset = rows
+    trainer.train()
+    recompute_batch_norm(trainer.model, trainer.get_train_dataloader())
+    batches = torch.stack([row["pixel_values"] for row in rows]).double()
+    expected = trainer.model.head.weight.mean().detach() * batches.mean(0)  # of batches of one size
+    torch.testing.assert_close(trainer.model.norm.running_mean, expected.float())
 
 
 def test_trls_trainer_takes_the_callback(tmp_path):

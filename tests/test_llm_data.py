@@ -8,7 +8,7 @@ pytest.importorskip("rapidfuzz")
 pytest.importorskip("sacrebleu")
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.llm.data import TASKS, Item, TaskData, TaskInfo, load_pool, load_task, warnings_of
+from pycil_wsc.llm.data import TASKS, Item, TaskData, TaskInfo, Turn, load_pool, load_task, warnings_of
 
 
 def rows(count, start=0):
@@ -58,6 +58,58 @@ def test_your_own_task_is_a_folder_that_says_its_metric_or_none(tmp_path):
 def test_the_pool_needs_no_test_answers(tmp_path):
     write_task(tmp_path, "Lima", test=[{"prompt": "Why?", "answer": ""}])
     assert load_pool(tmp_path, "Lima") == load_task_train(tmp_path)
+
+
+def message(role, content):
+    return {"role": role, "content": content}
+
+
+def test_a_list_of_messages_is_the_turns_and_the_answer_to_the_last_and_a_single_turn_is_a_prompt(tmp_path):
+    turns = [
+        message("system", "Be brief."),
+        message("user", "Hi"),
+        message("assistant", "Yes?"),
+        message("user", "Why?"),
+    ]
+    answer = message("assistant", "So.")
+    both = {"messages": [message("user", "Ignored"), answer], "prompt": "Who?", "answer": "I."}
+    rows = [{"messages": [*turns, answer]}, {"messages": [message("user", "Why?"), answer]}, both]
+    write_task(tmp_path, "chats", train=rows)
+    several, single, plain = load_task(tmp_path, "chats").train
+    assert several.prompt == tuple(Turn(**turn) for turn in turns) and several.answer == "So."
+    assert several.question == "Why?"
+    assert single == Item("Why?", "So.") and plain == Item("Who?", "I.")
+
+
+def test_items_of_one_prompt_are_hashed_as_they_always_were():
+    """The fingerprint of a run's data, which finished runs are compared by, has their text."""
+    assert repr(Item("Why?", "So.")) == "Item(prompt='Why?', answer='So.')"
+
+
+@pytest.mark.parametrize(
+    "messages, says",
+    [
+        ("Why?", "'messages': not a list of two or more messages"),
+        ([message("assistant", "So.")], "'messages': not a list of two or more messages"),
+        ([message("user", "a"), message("user", "b")], "ends with a message of user and one of user"),
+        ([message("system", "a"), message("assistant", "b")], "ends with a message of system and one of assistant"),
+        ([message("user", "a"), message("asistant", "b")], "message 2: role 'asistant' is unknown; did you mean 'assi"),
+        ([message("user", ["a"]), message("assistant", "b")], "message 1: no text 'content'"),
+        (["Why?", message("assistant", "b")], "message 1: not an object"),
+        ([message("user", "\ud800"), message("assistant", "b")], "message 1, 'content': has a lone surrogate"),
+        ([message("user", "a"), message("assistant", " ")], "'answer': empty"),
+        (
+            [message("user", "a"), message("system", "b"), message("user", "c"), message("assistant", "d")],
+            "has a system prompt that is not the first message",
+        ),
+    ],
+)
+def test_bad_messages_are_one_line_with_file_row_and_message(tmp_path, messages, says):
+    folder = write_task(tmp_path, "chats", train=[*rows(1), {"messages": messages}])
+    with pytest.raises(UserError) as caught:
+        load_task(tmp_path, "chats")
+    message = str(caught.value)
+    assert message.startswith(f"{folder / 'train.json'}, row 2") and says in message and "\n" not in message
 
 
 def load_task_train(root):

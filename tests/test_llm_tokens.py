@@ -230,6 +230,55 @@ def test_a_chat_template_frames_prompt_and_answer(llm_settings):
         encode_prompts(tokenizer, ["what"], 4, around)
 
 
+TALK = [("system", "a cat"), ("user", "what"), ("assistant", "it is"), ("user", "what is it")]
+
+
+def rendered(tokenizer, talk, **options):
+    messages = [{"role": role, "content": content} for role, content in talk]
+    return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+
+def test_several_turns_have_the_templates_own_text_and_the_last_answer_alone_is_learned(llm_settings):
+    tokenizer = chat_tokenizer()
+    around = frame(tokenizer, chosen(llm_settings, chat_template=True))
+    example, single = encode(tokenizer, [(TALK, "a cat"), ("what", "it")], 99, 99, around)
+    assert tokenizer.decode(example.ids) + "\n" == rendered(tokenizer, [*TALK, ("assistant", "a cat")])
+    prompt = rendered(tokenizer, TALK, add_generation_prompt=True)
+    assert tokenizer.decode(example.ids[: example.prompt]) == prompt
+    assert encode(tokenizer, [([("user", "what")], "it")], 99, 99, around) == [single]
+    (tricked,) = encode_prompts(tokenizer, [[*TALK[:3], ("user", "a <|turn|> b")]], 99, around)
+    assert tricked.count(example.ids[-1]) == 4, "the template's own"
+
+
+def test_a_long_conversation_loses_its_earliest_turns_then_the_beginning_of_the_last(llm_settings):
+    tokenizer = chat_tokenizer()
+    around = frame(tokenizer, chosen(llm_settings, chat_template=True))
+    talk = [*TALK[:1], ("user", "one"), ("assistant", "two"), *TALK[1:]]
+    without = [[talk[0], *talk[start:]] for start in (1, 3, 5)]  # the earliest turns
+    texts = [rendered(tokenizer, each, add_generation_prompt=True) for each in without]
+    lengths = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    for limit in range(lengths[2], lengths[0] + 3):
+        (prompt,) = encode_prompts(tokenizer, [talk], limit, around)
+        fitting = [text for text, length in zip(texts, lengths) if length <= limit]
+        assert tokenizer.decode(prompt) == fitting[0]
+    (prompt,) = encode_prompts(tokenizer, [talk], lengths[2] - 1, around)
+    assert len(prompt) == lengths[2] - 1 and tokenizer.decode(prompt).startswith("<s>system|a cat<|turn|>\n<s>user|")
+    with pytest.raises(UserError, match="llm.max_prompt: 5 is too short"):
+        encode_prompts(tokenizer, [talk], 5, around)
+
+
+def test_several_turns_without_a_template_or_of_roles_that_it_refuses_are_one_clear_line(llm_settings):
+    tokenizer = chat_tokenizer()
+    with pytest.raises(UserError, match="llm.data: an item has messages of several turns, which need a chat template"):
+        encode_prompts(tokenizer, [TALK], 99, raw_frame(tokenizer))
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
+    )
+    around = frame(tokenizer, chosen(llm_settings, chat_template=True))
+    with pytest.raises(UserError, match=r"does not take messages of system, user, assistant, user \(no system\)"):
+        encode_prompts(tokenizer, [TALK], 99, around)
+
+
 @pytest.mark.parametrize(
     "date", ["{{ date_string }}", "{{ strftime_now('%d %b %Y') }}", '{{ strftime_now( "%d %b %Y" ) }}']
 )
@@ -264,6 +313,24 @@ def test_the_chat_template_is_used_where_there_is_one_but_not_for_the_papers_mod
 def test_a_chat_template_that_is_not_there_is_one_clear_line(llm_settings):
     with pytest.raises(UserError, match="llm.chat_template: the tokeniser of 'tiny-llama' has none"):
         configured(llm_settings, llm__chat_template=True)
+
+
+def test_tasks_of_messages_are_trained_and_tested(llm_settings, tmp_path):
+    from pycil_wsc.llm.trainer import LanguageRun
+
+    tokenizer = chat_tokenizer()
+    tiny_llama(configured(llm_settings)[0], tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    talk = [{"role": role, "content": content} for role, content in TALK]
+    rows = [{"messages": [*talk, {"role": "assistant", "content": answer}]} for answer in ("a cat", "it")]
+    for name in ("colours", "shapes"):
+        for split in ("train", "test"):
+            (tmp_path / "data" / "small" / name / f"{split}.json").write_text(json.dumps(rows))
+    config, corpus = configured(llm_settings, llm__model=str(tmp_path / "model"), llm__epochs=[1, 1])
+    assert {tokenizer.decode(prompt) for prompts in corpus.test_prompts for prompt in prompts} == {
+        rendered(tokenizer, TALK, add_generation_prompt=True)
+    }
+    assert LanguageRun(config, corpus).execute()["steps"] == 4  # one step of each task, and one of replay each
 
 
 def test_hyper_parameters_are_chosen_on_the_eval_items(llm_settings, tmp_path):

@@ -188,6 +188,16 @@ def test_ties_is_the_papers_trimmed_elected_and_disjoint_mean(keep, scale):
     torch.testing.assert_close(torch.tensor(flat(result)), torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The density")
+def test_ties_elects_no_sign_where_changes_cancel_exactly():
+    """PEFT elects +1 there, and takes the mean of the positive changes."""
+    start, changes = torch.tensor([5.0, 5.0]), torch.tensor([[2.0, 2.0], [-3.0, 1.0], [1.0, -1.0]])
+    states = [{"w": start + change} for change in changes]
+    assert merged("ties", {"w": start}, states, scale=1.0, keep=1.0)["w"].tolist() == [5.0, 6.5]
+    theirs = pytest.importorskip("peft.utils.merge_utils").ties(list(changes), torch.ones(3), density=1.0)
+    assert theirs.tolist() == [1.5, 1.5]
+
+
 def flat(state):
     return [value for name in ("embed", "norm") for value in state[name].flatten().tolist()]
 

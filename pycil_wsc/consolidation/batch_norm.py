@@ -1,7 +1,9 @@
 """Batch-norm statistics that fit averaged weights."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc.consolidation.modes import restored_modes
 
-Inputs = Tensor | Sequence[Tensor]
+Inputs = Tensor | Sequence[Tensor] | Mapping[str, Any]
+LABELS = ("label", "labels", "label_ids")  # as Hugging Face's data collators name the targets
 
 
 @torch.no_grad()
@@ -24,7 +27,9 @@ def recompute_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> None:
 
     Args:
         model: a module called with one batch of inputs.
-        batches: iterable of input tensors, or of tuples or lists that begin with one, on the model's device.
+        batches: iterable of input tensors, of tuples or lists that begin with one, or of mappings of keyword arguments,
+            such as ``trainer.get_train_dataloader()``, on the model's device. Labels in a mapping are passed to a model
+            whose ``forward`` takes them, and left out otherwise.
 
     Raises:
         ValueError: ``batches`` is empty. After this or another error, the statistics are unchanged.
@@ -57,5 +62,19 @@ def _collect(model: nn.Module, norms: list[_BatchNorm], batches: Iterator[Inputs
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # a cumulative mean, also where a batch passes a norm twice or not at all
+    arguments = inspect.signature(model.forward).parameters
     for batch in chain([first], batches):
-        model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        if isinstance(batch, Mapping):
+            model(**_accepted(batch, arguments))
+        else:
+            model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def _accepted(batch: Mapping[str, Any], arguments: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """The batch without labels that ``forward``, with these ``arguments``, does not take.
+
+    Other keys stay, so that one that it does not know is an error. Labels stay where they can: a model that shifts
+    them into the decoder's inputs needs them.
+    """
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in arguments.values())
+    return {name: value for name, value in batch.items() if takes_all or name in arguments or name not in LABELS}

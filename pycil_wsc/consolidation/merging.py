@@ -205,8 +205,9 @@ class Ties(Merge):
     """theta_0 + scale * tau, merged without interference (Yadav et al., 2023): trim, elect signs, average the rest.
 
     Of each tau_t, the share ``keep`` of all elements with the largest magnitudes is kept, and the others are 0. The
-    sign of an element of tau is that of the sum over tasks, and its value the mean of those tau_t with this sign. The
-    positive and the negative sums and counts are enough for that, so there is no need for the T models.
+    sign of an element of tau is that of the sum over tasks, and its value the mean of those tau_t with this sign. Where
+    the sum is exactly 0, no sign is elected and the element is 0 (PEFT's ``ties`` elects +1 there). The positive and
+    the negative sums and counts are enough for that, so there is no need for the T models.
     """
 
     task_vectors = True

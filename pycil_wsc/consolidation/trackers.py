@@ -1,5 +1,6 @@
 """Trackers follow the steps of a task and compute scores at the reset, for example from moments of the gradients."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ State = dict[str, Any]  # tensors and plain values, nested
 Params = Mapping[str, Tensor]
 QUANTISED = ("torchao",)  # packages whose optimisers keep moments in 8 or 4 bits
 RENAMED = ("bitsandbytes",)  # packages whose optimisers have other names for them
+OTHERWISE = "use torch.optim.Adam or AdamW, or importance=moment_score(), which tracks moments of its own"
 
 
 class MomentRule(Protocol):
@@ -44,6 +46,9 @@ class Tracker:
     def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
         """Called after each step. ``skipped``: None, or a tensor that is not 0 if a ``GradScaler`` skipped the step."""
         self._gradients(skipped)
+
+    def moments_dropped(self, steps: int) -> None:
+        """Called when the optimiser's state is dropped, ``steps`` steps into the task."""
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
         """{name: scores} of the parameters that have had a gradient; ``previous``: the weights before the task."""
@@ -162,21 +167,18 @@ class OptimizerMoments(Tracker):
         super().__init__(params)
         self.rule, self.carried = rule, carried
         self.found = False  # whether the optimiser had moments
+        self.begun = 0  # steps of the task when the moments began
+        self.followed = 0  # steps since then, also those that a GradScaler skipped
+        self.with_gradients: Counter[str] = Counter()  # how many of them had a gradient for each parameter
 
     def check(self, optimizer: Optimizer, steps: int) -> None:
         if not all("betas" in group for group in optimizer.param_groups):
-            raise ValueError(
-                f"source='optimizer' reads Adam's moments, but {_kind(optimizer)} has none: "
-                "use Adam or AdamW, or source='own'"
-            )
+            raise ValueError(f"source='optimizer' reads Adam's moments, but {_kind(optimizer)} has none: {OTHERWISE}")
         package = type(optimizer).__module__.partition(".")[0]
         if package in RENAMED:
             raise ValueError(_lacks(optimizer, "exp_avg"))
         if package in QUANTISED:
-            raise ValueError(
-                f"{_kind(optimizer)} keeps its moments quantised, too coarse to rank by: use torch's AdamW, or "
-                "source='own'"
-            )
+            raise ValueError(f"{_kind(optimizer)} keeps its moments quantised, too coarse to rank by: {OTHERWISE}")
         longest = max((float(state["step"]) for state in self._states(optimizer).values()), default=0)
         if longest > steps and not self.carried:
             raise ValueError(
@@ -184,6 +186,27 @@ class OptimizerMoments(Tracker):
                 "for each task, or use source='carried' to include them or 'own' (to resume from a saved state, call "
                 "load_state_dict() before attach())"
             )
+        least = self._least(optimizer, steps)
+        if longest < least:
+            raise ValueError(
+                f"the optimizer has moments of {longest:.0f} steps, this task has had {least}: to resume, first load "
+                "the optimizer's saved state; without one, start the task again (importance=moment_score() saves "
+                "moments of its own)"
+            )
+
+    def _least(self, optimizer: Optimizer, steps: int) -> int:
+        """The steps that at least one moment must have: those with a gradient for the same parameter.
+
+        Steps before a resumption are taken to have had one.
+        """
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        most = max((count for name, count in self.with_gradients.items() if id(self.params[name]) in held), default=0)
+        return steps - self.begun - (self.followed - most)
+
+    def moments_dropped(self, steps: int) -> None:
+        self.begun = steps
+        self.followed = 0
+        self.with_gradients.clear()
 
     def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
         if not self.found and not self._states(optimizer):
@@ -191,6 +214,8 @@ class OptimizerMoments(Tracker):
                 "missing gradients: the optimizer has no moments after its step; call backward() before it"
             )
         self.found = True
+        self.followed += 1
+        self.with_gradients.update(name for name, param in self.params.items() if param.grad is not None)
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
         """{name: scores} of the parameters that the optimiser has moments of."""
@@ -199,7 +224,7 @@ class OptimizerMoments(Tracker):
         if others := [name for name, p in self.params.items() if p.grad is not None and id(p) not in betas]:
             raise RuntimeError(
                 f"source='optimizer' has no moments of '{others[0]}', which another optimizer trains: use "
-                "source='own', or one WeightSpaceConsolidation for each optimizer"
+                "importance=moment_score(), or one WeightSpaceConsolidation for each optimizer"
             )
         scores = {}
         for name, state in self._states(optimizer).items():
@@ -217,7 +242,7 @@ class OptimizerMoments(Tracker):
             if state["exp_avg"].shape != self.params[name].shape:  # as with GaLore, which projects the gradients
                 raise RuntimeError(
                     f"source='optimizer' reads Adam's moments, but those of {_kind(optimizer)} do not have the shape "
-                    f"of '{name}': use source='own'"
+                    f"of '{name}': {OTHERWISE}"
                 )
         return states
 
@@ -242,11 +267,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _lacks(optimizer, moment):
-    return (
-        f"source='optimizer' reads Adam's moments, but the state of {_kind(optimizer)} has no '{moment}': use Adam or "
-        "AdamW, or source='own'"
-    )
+    kind = _kind(optimizer)
+    return f"source='optimizer' reads Adam's moments, but the state of {kind} has no '{moment}': {OTHERWISE}"
 
 
 def _kind(optimizer):
-    return type(optimizer).__name__
+    """The optimiser's class as its users write it: packages have classes of torch's names."""
+    package = type(optimizer).__module__.partition(".")[0]
+    prefix = {"torch": "torch.optim.", "__main__": ""}.get(package, f"{package}.")
+    return prefix + type(optimizer).__name__

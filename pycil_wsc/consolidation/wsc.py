@@ -346,6 +346,8 @@ class WeightSpaceConsolidation:
         if state["tracker"] is not None:
             self._tracker = self._new_tracker()
             self._tracker.load_state_dict(state["tracker"])
+            if self.reset and self.reset.momentum and self._resets:
+                self._tracker.moments_dropped(self._steps)  # when exactly is not saved
 
     # ---- setup -----------------------------------------------------------------------------------------------------
 
@@ -370,7 +372,7 @@ class WeightSpaceConsolidation:
         what = "WSC averages but does not reset" if self.average else "WSC does not reset"
         warnings.warn(
             f"{what}: after a warm-up of {steps} steps, fewer than min_warmup={reset.min_warmup}, a reset may cost "
-            "more than it gains",
+            "more than it gains; to reset all the same, give the reset another one, as in reset=Blend(min_warmup=0)",
             stacklevel=stacklevel,
         )
         return True
@@ -468,6 +470,7 @@ class WeightSpaceConsolidation:
         if reset.momentum:
             for param in self._params.values():
                 optimizer.state.pop(param, None)  # the optimiser recreates it at its next step
+            self._tracker.moments_dropped(self._steps)
         if not reset.every:
             self._previous, self._tracker = {}, None
         self._resets += 1

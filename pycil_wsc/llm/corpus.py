@@ -53,7 +53,7 @@ class Corpus:
         self.tasks = [self._cut(load_task(root, name)) for name in config.tasks]
         self.pool = self._pool(root)
         items = [item for task in self.tasks for item in task.train]
-        self.tokenizer = load_tokenizer(config, (text for item in items for text in (item.prompt, item.answer)))
+        self.tokenizer = load_tokenizer(config, (text for item in items for text in (item.question, item.answer)))
         self.pad = cast(int, self.tokenizer.pad_token_id)
         self.frame = frame(self.tokenizer, config)
         self.encoded = self._encode([*self.pool, *items])
@@ -77,7 +77,7 @@ class Corpus:
         scores: dict[str, dict[str, dict[str, float]]] = {version: {} for version in VERSIONS}
         for task in self.tasks:
             answers = [item.answer for item in task.test]
-            prompts = [item.prompt for item in task.test]
+            prompts = [item.question for item in task.test]
             for version in VERSIONS:
                 scores[version][task.name] = trivial_scores(task.info.metric, answers, prompts, version)
         return scores

@@ -1,9 +1,9 @@
 """Tasks of prompts and answers in TRACE's folder format.
 
 A task is a folder below the data root, ``<root>/<name>/{train,eval,test}.json``: each file a JSON list of rows
-``{"prompt": text, "answer": text}``. To add a task, add a folder. An optional ``task.json`` in it sets how the task is
-scored and trained, by some or all of ``{"metric": "rouge_l", "epochs": 3}``; it overrides
-:data:`TASKS`.
+``{"prompt": text, "answer": text}`` or, for models with a chat template, ``{"messages": [{"role": "user", "content":
+text}, ...]}``, whose last message is the answer. To add a task, add a folder. An optional ``task.json`` in it sets how
+the task is scored and trained, by some or all of ``{"metric": "rouge_l", "epochs": 3}``; it overrides :data:`TASKS`.
 
 TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes. Do not mix sizes: their splits differ.
 """
@@ -11,19 +11,35 @@ TRACE (Wang et al., 2023) is read as its authors publish it, in any of its sizes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.files import Json, read_json, working_folder
 from pycil_wsc.keys import declared, key
 from pycil_wsc.llm.metrics import METRICS
 
-ROW = 'rows {"prompt": text, "answer": text}'
+ROW = 'rows {"prompt": text, "answer": text} or {"messages": [{"role": "user", "content": text}, ...]}'
+ROLES = ("system", "user", "assistant")
+
+
+class Turn(NamedTuple):
+    """A message of a conversation; ``role`` is one of :data:`ROLES`."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True)
 class Item:
-    prompt: str
+    """A ``prompt`` and its ``answer``; the prompt of a conversation is all of its turns before the answer."""
+
+    prompt: str | tuple[Turn, ...]
     answer: str
+
+    @property
+    def question(self) -> str:
+        """The text that is answered: the prompt, or its last turn."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1].content
 
 
 @dataclass(frozen=True)
@@ -126,13 +142,46 @@ def _item(row: Json, place: str) -> Item:
     """The item of a row at this ``place``. Other keys of the row are ignored."""
     if not isinstance(row, dict):
         raise UserError(f"{place}: not an object; a split is a list of {ROW}")
-    for name in ("prompt", "answer"):
-        if not isinstance(row.get(name), str):
-            raise UserError(f"{place}: no text '{name}'; a split is a list of {ROW}")
-        try:
-            row[name].encode()
-        except UnicodeEncodeError:
-            raise UserError(f"{place}, '{name}': has a lone surrogate (\\ud800 to \\udfff); remove it") from None
-    if not row["answer"].strip():
+    if "messages" in row and not row.keys() & {"prompt", "answer"}:
+        item = _conversation(row["messages"], f"{place}, 'messages'")
+    else:
+        item = Item(_text(row, "prompt", place), _text(row, "answer", place))
+    if not item.answer.strip():
         raise UserError(f"{place}, 'answer': empty, so there is nothing to learn or to score")
-    return Item(row["prompt"], row["answer"])
+    return item
+
+
+def _conversation(messages: Json, place: str) -> Item:
+    """The item of a list of messages: the last one is the answer."""
+    if not isinstance(messages, list) or len(messages) < 2:
+        raise UserError(f"{place}: not a list of two or more messages; a split is a list of {ROW}")
+    turns = [_turn(message, f"{place}, message {number}") for number, message in enumerate(messages, 1)]
+    *asked, answer = turns
+    if answer.role != "assistant" or asked[-1].role != "user":
+        raise UserError(
+            f"{place}: ends with a message of {asked[-1].role} and one of {answer.role}; the last two must be a user's "
+            "and the assistant's answer to it"
+        )
+    if any(turn.role == "system" for turn in turns[1:]):
+        raise UserError(f"{place}: has a system prompt that is not the first message; put it first, or leave it out")
+    return Item(asked[0].content if len(asked) == 1 else tuple(asked), answer.content)
+
+
+def _turn(message: Json, place: str) -> Turn:
+    if not isinstance(message, dict):
+        raise UserError(f'{place}: not an object; a message is {{"role": "user", "content": text}}')
+    turn = Turn(_text(message, "role", place), _text(message, "content", place))
+    if turn.role not in ROLES:
+        raise UserError(f"{place}: role '{turn.role}' is unknown{did_you_mean(turn.role, ROLES)}")
+    return turn
+
+
+def _text(row: dict[str, Json], name: str, place: str) -> str:
+    text = row.get(name)
+    if not isinstance(text, str):
+        raise UserError(f"{place}: no text '{name}'; a split is a list of {ROW}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{place}, '{name}': has a lone surrogate (\\ud800 to \\udfff); remove it") from None
+    return text

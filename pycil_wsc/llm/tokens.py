@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from itertools import chain
+from typing import TypeAlias, cast
 
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -14,10 +15,11 @@ from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.llm.config import TINY, LLMConfig
 
 PAPERS_MODEL = "Llama-3.2-1B"  # the paper's TRACE protocol trains it on raw prompts
-PROMPT, ANSWER = "\u2042prompt\u2042", "\u2042answer\u2042"  # placeholders at which a chat template is split
+PLACE = "\u2042{}\u2042"  # placeholders, by number, at which the text of a chat template is split
 TEMPLATE_DATE = "26 Jul 2024"  # Llama's template contains the date; a fixed date gives the same tokens every day
 NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")  # the date in others, such as gpt-oss's
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+Prompt: TypeAlias = str | Sequence[tuple[str, str]]  # a text, or the (role, text) of each turn, the user's last
 
 
 @dataclass(frozen=True)
@@ -91,30 +93,45 @@ def raw_frame(tokenizer: Tokenizer) -> Frame:
 
 def _chat_frame(tokenizer: Tokenizer) -> Frame:
     """The template's text around a user's message and the answer to it, tokenised with its special tokens."""
+    before, after = _around(tokenizer, ("user",))
+    end = _ids_of_template(tokenizer, _texts_around(tokenizer, ("user", "assistant"))[2].strip())
+    return Frame(before, after, end or (cast(int, tokenizer.eos_token_id),), chat=True)
 
-    def rendered(answer: list[dict[str, str]]) -> str:
-        messages = [{"role": "user", "content": PROMPT}, *answer]
-        options = {"chat_template": template, "tokenize": False, "add_generation_prompt": not answer}
-        return cast(str, tokenizer.apply_chat_template(messages, date_string=TEMPLATE_DATE, **options))
 
+def _around(tokenizer: Tokenizer, roles: Sequence[str]) -> list[tuple[int, ...]]:
+    """The tokens of the template's text before each of the messages of these ``roles``, and from the last one on."""
+    return [_ids_of_template(tokenizer, text) for text in _texts_around(tokenizer, roles)]
+
+
+def _texts_around(tokenizer: Tokenizer, roles: Sequence[str]) -> list[str]:
+    """The template's text before each of the messages of these ``roles``, and after the last one.
+
+    After a user's message, the template begins the assistant's.
+    """
+    messages = [{"role": role, "content": PLACE.format(number)} for number, role in enumerate(roles)]
+    options = {"tokenize": False, "add_generation_prompt": roles[-1] == "user", "date_string": TEMPLATE_DATE}
+    date = datetime.strptime(TEMPLATE_DATE, "%d %b %Y")
+    texts = []
     try:
-        date = datetime.strptime(TEMPLATE_DATE, "%d %b %Y")
         template = NOW.sub(lambda call: repr(date.strftime(call[2])), tokenizer.get_chat_template())
-        before, after = rendered([]).split(PROMPT)
-        end = rendered([{"role": "assistant", "content": ANSWER}]).split(ANSWER)[1].strip()
+        rest = cast(str, tokenizer.apply_chat_template(messages, chat_template=template, **options))
+        for message in messages:
+            before, rest = rest.split(message["content"])
+            texts.append(before)
     except Exception as error:  # the template is a program of its own
         raise UserError(
-            "llm.chat_template: the tokeniser's template does not take a single turn of user and assistant "
-            f"({first_line(error)}); use false"
+            f"llm.chat_template: the tokeniser's template does not take messages of {', '.join(roles)} "
+            f"({first_line(error)}); use other data, or false for items of a single prompt"
         ) from None
-    pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] if text else [] for text in (before, after, end)]
-    if not pieces[2]:
-        pieces[2] = [tokenizer.eos_token_id]
-    return Frame(*map(tuple, pieces), chat=True)
+    return [*texts, rest]
+
+
+def _ids_of_template(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
 
 def encode(
-    tokenizer: Tokenizer, items: Sequence[tuple[str, str]], max_prompt: int, max_answer: int, around: Frame
+    tokenizer: Tokenizer, items: Sequence[tuple[Prompt, str]], max_prompt: int, max_answer: int, around: Frame
 ) -> list[Example]:
     """An :class:`Example` of each (prompt, answer) pair in the frame ``around``.
 
@@ -133,18 +150,60 @@ def encode(
     ]
 
 
-def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str], max_prompt: int, around: Frame) -> list[list[int]]:
-    """The tokens of each prompt in the frame ``around``. Long prompts lose their beginning."""
-    room = max_prompt - len(around.before) - len(around.after)
-    if room < 1:
-        raise UserError(f"llm.max_prompt: {max_prompt} is too short for a prompt in the chat template; increase it")
-    framed = [[*around.before, *ids[max(0, len(ids) - room) :], *around.after] for ids in _ids(tokenizer, prompts)]
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[Prompt], max_prompt: int, around: Frame) -> list[list[int]]:
+    """The tokens of each prompt in the frame ``around``. Long prompts lose their beginning.
+
+    A prompt of several turns is framed by the chat template. If it is too long, it loses its earliest turns, up to the
+    next one of the user; the system prompt stays, and the last turn loses its beginning only if it is too long alone.
+    """
+    contents = iter(_ids(tokenizer, [text for prompt in prompts for text in _contents(prompt)]))
+    frames: dict[tuple[str, ...], list[tuple[int, ...]]] = {("user",): [around.before, around.after]}
+    framed = []
+    for prompt in prompts:
+        roles = ["user"] if isinstance(prompt, str) else [role for role, _ in prompt]
+        if len(roles) > 1 and not around.chat:
+            raise UserError(
+                "llm.data: an item has messages of several turns, which need a chat template; set llm.chat_template to "
+                "true and llm.model to a model that has one, or give prompt and answer"
+            )
+        framed.append(_framed(tokenizer, roles, [next(contents) for _ in roles], max_prompt, frames))
     if [] in framed:
         raise UserError(
             "llm.data: a prompt is empty, and the tokeniser has no token for the beginning of a text; "
             "give each item a prompt"
         )
     return framed
+
+
+def _contents(prompt: Prompt) -> list[str]:
+    return [prompt] if isinstance(prompt, str) else [content for _, content in prompt]
+
+
+def _framed(
+    tokenizer: Tokenizer,
+    roles: list[str],
+    contents: list[list[int]],
+    max_prompt: int,
+    frames: dict[tuple[str, ...], list[tuple[int, ...]]],
+) -> list[int]:
+    """At most ``max_prompt`` tokens of messages. ``frames``: {roles: tokens around such messages}, which may grow."""
+    while True:
+        key = tuple(roles)
+        if key not in frames:
+            frames[key] = _around(tokenizer, key)
+        pieces = frames[key]
+        room = max_prompt - sum(map(len, pieces)) - sum(map(len, contents[:-1]))
+        first = int(roles[0] == "system")  # the earliest turn that may be left out
+        if room >= len(contents[-1]) or first == len(roles) - 1:
+            break
+        following = roles.index("user", first + 1)
+        del roles[first:following], contents[first:following]
+    if room < 1:
+        raise UserError(f"llm.max_prompt: {max_prompt} is too short for a prompt in the chat template; increase it")
+    *earlier, last = contents
+    kept = [*earlier, last[max(0, len(last) - room) :]]
+    inside = [(*before, *content) for before, content in zip(pieces[:-1], kept, strict=True)]
+    return [*chain.from_iterable(inside), *pieces[-1]]
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

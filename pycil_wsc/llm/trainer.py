@@ -233,7 +233,7 @@ class LanguageRun(TrainerCallback):
         with self.trainer.merging.tested():
             for number in range(index + 1):
                 task, texts = self.corpus.tasks[number], self._answers(index, number)
-                wanted, prompts = [item.answer for item in task.test], [item.prompt for item in task.test]
+                wanted, prompts = [item.answer for item in task.test], [item.question for item in task.test]
                 for version in VERSIONS:
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
             self._save_weights(index)

@@ -1,6 +1,8 @@
 """A callback of ``transformers.Trainer`` for Weight Space Consolidation. Needs requirements-hf.txt."""
 
 import contextlib
+import difflib
+import inspect
 import logging
 import os
 import uuid
@@ -96,6 +98,7 @@ class WSCCallback(TrainerCallback):
     ):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup!r} is a fraction of the steps: give a number from 0 to less than 1")
+        _check_names(options)
         self.warmup = warmup
         self.options = {"importance": importance, "average": average, "reset": Blend(min_warmup=50)} | options
         self.wsc: WeightSpaceConsolidation | None = None
@@ -133,6 +136,11 @@ class WSCCallback(TrainerCallback):
     ) -> None:
         self._end_evaluation(loaded=model if state.global_step else None)  # of interrupted training
         _check(args, state, model)
+        if self._reads_moments() and args.save_only_model and args.save_strategy != "no":
+            logger.warning(
+                "WSC: checkpoints of the warm-up cannot be resumed from: with save_only_model=True they lack the "
+                "moments to rank weights by; leave it out, or set importance=moment_score(), which saves its own"
+            )
         if self.periods and self.periods[-1].end > state.max_steps:
             raise ValueError(f"{self.periods[-1]}: the training has {state.max_steps} steps")
         if self._hook:
@@ -161,7 +169,22 @@ class WSCCallback(TrainerCallback):
                 wsc = self._begin(period, model)
                 wsc.load_state_dict(saved)
                 if period.start < state.global_step:
+                    self._check_moments(wsc, optimizer, state.global_step)
                     wsc.attach(optimizer)
+
+    def _check_moments(self, wsc: WeightSpaceConsolidation, optimizer: Optimizer, step: int) -> None:
+        """Raise RuntimeError if weights are still to be ranked by moments that the checkpoint lacks."""
+        if self._reads_moments() and wsc.phase == "warm-up" and not optimizer.state:
+            raise RuntimeError(
+                f"cannot resume at step {step}, in the warm-up: the checkpoint lacks the optimizer's state, by which "
+                "WSC ranks the weights (it was saved with save_only_model=True). Resume from one that has it, or train "
+                "again, without save_only_model or with importance=moment_score(), which saves its own moments"
+            )
+
+    def _reads_moments(self) -> bool:
+        """Whether weights are ranked by the moments of the Trainer's optimiser."""
+        source = getattr(self.options["importance"], "source", "own")
+        return self.options["reset"] is not None and source != "own"
 
     def _periods(self, state: TrainerState) -> list[Period]:
         return [Period(0, 0, state.max_steps)] if self.periods is None else self.periods
@@ -321,13 +344,33 @@ class WSCCallback(TrainerCallback):
             self.wsc.finish()
 
 
+def _check_names(options: Mapping[str, object]) -> None:
+    """Raise TypeError if an option is none of :class:`WeightSpaceConsolidation`."""
+    known = inspect.signature(WeightSpaceConsolidation).parameters.keys() - {"named_parameters"}
+    for name, value in options.items():
+        if name in known:
+            continue
+        places = [
+            f"{argument}={rule.__name__}({name}={value!r})"
+            for argument, rule in (("reset", Blend), ("average", Average))
+            if name in rule.__dataclass_fields__
+        ]
+        near = [f"did you mean '{each}'?" for each in difflib.get_close_matches(name, known, n=1)]
+        hint = f"give {' or '.join(places)}" if places else next(iter(near), f"known: {', '.join(sorted(known))}")
+        raise TypeError(f"WSCCallback has no option '{name}'; {hint}")
+
+
 def _check(args, state, model):
     if state.is_hyper_param_search and args.save_strategy != "no":
         raise ValueError("WSCCallback saves no state in a hyper-parameter search: set save_strategy='no'")
     if args.load_best_model_at_end:
         raise ValueError("load_best_model_at_end=True would replace the average by a checkpoint: leave it out")
     if args.deepspeed or getattr(args, "deepspeed_plugin", None):
-        raise ValueError("WSCCallback does not support DeepSpeed: use FSDP2 (fsdp=True) instead")
+        raise ValueError(
+            "WSCCallback does not support DeepSpeed: leave deepspeed out and shard by FSDP2, with fsdp=True and "
+            "fsdp_config={'transformer_layer_cls_to_wrap': [the class of the model's layers]}; docs/huggingface.md has "
+            "what takes the place of each ZeRO stage"
+        )
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError("WSCCallback needs FSDP2, not FSDP1: set fsdp_config={'version': 2}")
 
