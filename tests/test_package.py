@@ -272,16 +272,16 @@ def test_a_learner_of_another_package_is_found_in_every_process(learner_package,
 @pytest.fixture
 def added(monkeypatch, tmp_path):
     """Write a file of a learner into the package's folder, as a look-up in a new process finds it."""
-    from pycil_wsc import learners
+    from pycil_wsc import methods
 
-    monkeypatch.setattr(learners, "__path__", [*learners.__path__, str(tmp_path)])
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.setattr(registry, "_broken", {})
     monkeypatch.chdir(tmp_path)
 
     def write(name, code):
         (tmp_path / f"{name}.py").write_text(code)
-        monkeypatch.setattr(registry.learners, "_modules", [f"pycil_wsc.learners.{name}"])
-        monkeypatch.delitem(sys.modules, f"pycil_wsc.learners.{name}", raising=False)
+        monkeypatch.setattr(registry.learners, "_modules", [f"pycil_wsc.methods.{name}"])
+        monkeypatch.delitem(sys.modules, f"pycil_wsc.methods.{name}", raising=False)
 
     yield write
     for of in (registry.learners, registry.learner_defaults):
