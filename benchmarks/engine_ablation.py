@@ -101,10 +101,10 @@ class Layout(Whole):
     """channels-last: contiguous layout"""
 
     def after(self, learner, split, args):
-        batches = learner.training_batches
+        batches = learner.batches.of
         learner.to(memory_format=torch.contiguous_format)
-        learner.training_batches = lambda *address, **options: (
-            dataclasses.replace(batch, images=batch.images.contiguous()) for batch in batches(*address, **options)
+        learner.batches.of = lambda *address: (
+            dataclasses.replace(batch, images=batch.images.contiguous()) for batch in batches(*address)
         )
 
 
@@ -114,14 +114,14 @@ class Augmentation(Whole):
     def after(self, learner, split, args):
         transform = throughput.pil_transform(learner.train_source.info, split)
 
-        def batches(indices, *_, **options):
-            files = throughput.PilImages(split, indices, learner.manager.train_targets, transform)
+        def batches(samples, *_):
+            files = throughput.PilImages(split, samples.indices, learner.manager.train_targets, transform)
             loader = DataLoader(files, learner.config.batch_size, shuffle=True, num_workers=args.workers)
             for images, targets in loader:
                 images = images.to(learner.device, memory_format=torch.channels_last)
                 yield throughput.as_batch(images, targets.to(learner.device))
 
-        learner.training_batches = batches
+        learner.batches.of = batches
 
 
 class Optimizer(Whole):

@@ -95,12 +95,13 @@ class Steps(Monitor):
             self.counter = PeakBytes()
             self.counter.__enter__()
 
-    def phase_started(self, task, phase, first):
+    def phase_started(self, task, run, first):
+        phase = run.phase
         batch = self.bare.batch(phase)
         for _ in range(STEPS):
             self.bare.step(phase, *batch)
         self.peaks.append(peak_memory(self.device) - self.before if self.device.type != "cpu" else self.counter.peak)
-        phase.epochs = 0
+        run.end_after(0)
 
     def task_trained(self, task):
         if self.device.type == "cpu":

@@ -136,7 +136,7 @@ def prepared(backbone, side, batch_size, processes: Any = SINGLE_PROCESS, device
     phase = next(iter(learner.phases(task)))
     learner.eval()
     phase.network.train()
-    return learner, phase, next(iter(learner.training_batches(phase.indices, 0, 0, 0)))
+    return learner, phase, next(iter(learner.batches.of(phase, 0, 0, 0)))
 
 
 def seconds(passes, phase, batch, steps, device=CPU):

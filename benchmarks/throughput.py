@@ -27,6 +27,7 @@ import os
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -51,8 +52,8 @@ from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.tasks.tasks import DataManager
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
-from pycil_wsc.training import loop
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training import budget, loop
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.phase import Monitor
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
@@ -292,8 +293,9 @@ class Engine(Variant):
 
     def train(self, number, phase):
         compiles = bool(self.learner.config.compile)
-        phase.epochs = compiles + self.epochs
-        loop.fit(self.learner, self.task, number, phase, 0, Compiling(self) if compiles else Monitor())
+        run = budget.planned(self.learner, self.task, number, replace(phase, epochs=compiles + self.epochs))
+        self.learner.begin_phase(self.task, run)
+        loop.fit(self.learner, self.task, run, 0, Compiling(self) if compiles else Monitor())
 
 
 class Compiling(Monitor):
@@ -305,7 +307,7 @@ class Compiling(Monitor):
     def phase_started(self, *_):
         self.start = now(self.device)
 
-    def epoch_ended(self, task, number, phase, epoch, *_):
+    def epoch_ended(self, task, run, epoch, *_):
         if epoch == 0:
             self.engine.uncounted += now(self.device) - self.start
 
@@ -332,7 +334,7 @@ class Bare(Variant):
         )
 
     def step(self, phase, images, targets):
-        with self.learner.autocast():
+        with self.learner.precision.autocast():
             loss, _ = phase.loss(as_batch(images, targets))
         loss.backward()
         phase.optimizer.step()
@@ -429,7 +431,7 @@ class Decode(Variant):
     """The batches without training."""
 
     def train(self, number, phase):
-        for _ in self.learner.training_batches(phase.indices, self.task.index, number, 0):
+        for _ in self.learner.batches.of(phase, self.task.index, number, 0):
             pass
 
 

@@ -118,10 +118,10 @@ class Course:
     def task_trained(self, task):
         assert all(parameter.isfinite().all() for parameter in self.learner.parameters())
 
-    def phase_started(self, task, phase, first):
+    def phase_started(self, task, run, first):
         self.steps.interrupted()
-        self.phase = phase.name
-        self.phases.add(phase.name)
+        self.phase = run.phase.name
+        self.phases.add(self.phase)
 
     def epoch_ended(self, *arguments):
         self.steps.interrupted()

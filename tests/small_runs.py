@@ -31,7 +31,7 @@ from pycil_wsc.networks.backbones.cifar_resnet import stage
 from pycil_wsc.networks.backbones.staged import StagedBackbone
 from pycil_wsc.registry import register_backbone
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.step.cost import StepCost
 
 ROOT = Path(__file__).parent.parent

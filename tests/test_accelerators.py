@@ -505,8 +505,8 @@ def test_a_method_that_cannot_learn_the_small_tasks_is_trained_all_the_same(sett
 
 def test_bf16_is_not_chosen_where_there_is_none(settings):
     with without(bf16=False):
-        assert run_on("sim", settings, precision="auto").learner.precision == "fp32"
-    assert run_on("sim", settings, precision="auto").learner.precision == "bf16"
+        assert run_on("sim", settings, precision="auto").learner.precision.name == "fp32"
+    assert run_on("sim", settings, precision="auto").learner.precision.name == "bf16"
 
 
 def test_analyses_without_float64_say_so_and_are_near_those_with_it(settings, monkeypatch, caplog, rehearsed):

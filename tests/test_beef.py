@@ -72,7 +72,7 @@ def test_a_new_block_starts_as_the_first_one_and_batch_norm_of_all_others_goes_o
 def phases_of(learner, task):
     """The phases, and the batches of the first epoch of each."""
     found = []
-    monitor = SimpleNamespace(**vars(SILENT) | {"phase_started": lambda task, phase, first: found.append(phase)})
+    monitor = SimpleNamespace(**vars(SILENT) | {"phase_started": lambda task, run, first: found.append(run.phase)})
     learner.learn(task, monitor)
     return found
 
@@ -83,8 +83,8 @@ def test_fusion_trains_two_numbers_for_each_earlier_task_on_a_balanced_set(digit
     learner = run.learner
     learner.learn(run.manager.tasks[0], SILENT)
     states = []
-    learner.after_epoch = lambda task, phase, epoch, loss: states.append(
-        (phase.name, snapshot(learner.network), phase.lr(epoch))
+    learner.after_epoch = lambda task, run, epoch, loss: states.append(
+        (run.phase.name, snapshot(learner.network), run.lr(epoch))
     )
     expansion, fusion = phases_of(learner, run.manager.tasks[1])
     counts = torch.bincount(torch.from_numpy(run.manager.train_targets[fusion.indices]))

@@ -15,10 +15,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.methods.replay.redo import ReDo
 from pycil_wsc.runs import device_check as rehearsal
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training import loop
-from pycil_wsc.training.budget import fit as fit_to_budget
-from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.step import pace
+from pycil_wsc.training import budget
 
 OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 15}
 
@@ -92,9 +89,9 @@ def test_a_method_with_two_passes_has_half_the_steps_and_its_milestones_come_twi
     rates = {}
 
     class Watched(Run):
-        def epoch_ended(self, task, number, phase, epoch, loss, accuracy):
-            super().epoch_ended(task, number, phase, epoch, loss, accuracy)
-            rates.setdefault(task.index, []).append(phase.optimizer.param_groups[0]["lr"])
+        def epoch_ended(self, task, run, epoch, loss, accuracy):
+            super().epoch_ended(task, run, epoch, loss, accuracy)
+            rates.setdefault(task.index, []).append(run.phase.optimizer.param_groups[0]["lr"])
 
     keys = {"model_name": "sam", "precision": "fp32", "milestones": [5, 10], "max_tasks": 2}
     config = resolve(settings | keys | OPERATIONS)
@@ -132,26 +129,16 @@ class Polished(registry.learners["fetril"]):
             yield self.main_phase(task)
 
 
-@pytest.mark.parametrize("budget", [{"flops_like": "replay"}, {"seconds": 60}])
-def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(budget, settings, clock, monkeypatch):
-    """In operations, the second phase has all; in seconds, what the three epochs of the first one have left."""
+def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(settings, monkeypatch):
     monkeypatch.setitem(registry.learners, "fetril", Polished)
-    _, steps = clock
     keys = {"epochs": 3, "init_epoch": 8, "max_tasks": 2, "precision": "fp32", "batch_size": 4}
-    finished = run(settings, model_name="fetril", budget=budget, **keys)
+    finished = run(settings, model_name="fetril", **OPERATIONS, **keys)
     losses = finished.execute()["train_loss"][1]
     assert len(losses) > 3
-    if "seconds" in budget:
-        assert len(steps[1]) == 60
-    else:
-        theirs = run(
-            settings | {"out": f"{settings['out']}-replay"},
-            model_name="replay",
-            memory_per_class=0,
-            **keys | {"epochs": 6},
-        )
-        theirs.execute()
-        assert operations(finished.folder)[1] == pytest.approx(operations(theirs.folder)[1], rel=0.05)
+    elsewhere = settings | {"out": f"{settings['out']}-replay"}
+    theirs = run(elsewhere, model_name="replay", memory_per_class=0, **keys | {"epochs": 6})
+    theirs.execute()
+    assert operations(finished.folder)[1] == pytest.approx(operations(theirs.folder)[1], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["sam", "foster", "wsc"])
@@ -168,10 +155,10 @@ def test_the_rate_of_bics_second_phase_drops_at_the_shares_of_its_own_milestones
     """Those of the first phase are stretched by a budget of their own."""
     rates, ended = [], Run.epoch_ended
 
-    def remember(self, task, number, phase, *others):
-        if task.index and number:
-            rates.append(phase.optimizer.param_groups[0]["lr"])
-        ended(self, task, number, phase, *others)
+    def remember(self, task, run, *others):
+        if task.index and run.number:
+            rates.append(run.phase.optimizer.param_groups[0]["lr"])
+        ended(self, task, run, *others)
 
     monkeypatch.setattr(Run, "epoch_ended", remember)
     keys = {"model_name": "bic", "milestones": [6, 12], "memory_size": 40, "validation": "pycil", "max_tasks": 2}
@@ -187,10 +174,10 @@ def test_the_warm_up_is_a_share_of_the_steps_that_a_budget_leaves(keys, settings
     finished = run(settings, **OPERATIONS | short | keys, consolidate=True)
     begun, started = [], finished.phase_started
 
-    def phase_started(task, phase, first):
+    def phase_started(task, run, first):
         if task.index:
-            begun.append((finished.learner.consolidation.warmup_steps, phase.steps))
-        started(task, phase, first)
+            begun.append((finished.learner.consolidation.warmup_steps, run.steps))
+        started(task, run, first)
 
     finished.phase_started = phase_started
     finished.execute()
@@ -206,71 +193,11 @@ def test_counting_the_operations_of_a_step_leaves_no_trace(settings):
     (phase,) = learner.phases(task)
     before = {name: value.clone() for name, value in learner.state_dict().items() if isinstance(value, torch.Tensor)}
     generator = torch.get_rng_state()
-    fit_to_budget(learner, task, 0, phase)
-    assert phase.steps == phase.epochs * learner.num_batches(len(phase.indices)), "the first task is plain"
+    planned = budget.planned(learner, task, 0, phase)
+    assert planned.steps == phase.epochs * learner.batches.number(len(phase.indices)), "the first task is plain"
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(learner.state_dict()[name], value) for name, value in before.items())
     assert all(parameter.grad is None for parameter in learner.parameters())
-
-
-# ---- seconds ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock by which every step takes a second, and nothing else any time; and the steps of each task."""
-    times, steps, step = [1000.0], {}, BaseLearner.before_step
-
-    def counted(learner, batch):
-        times[0] += 1
-        steps.setdefault(learner.memory.tasks, []).append(None)
-        return step(learner, batch)
-
-    monkeypatch.setattr(BaseLearner, "before_step", counted)
-    monkeypatch.setattr(pace, "now", lambda: times[0])
-    return times, steps
-
-
-@pytest.mark.parametrize("name", ["replay", "foster", "wsc"])
-def test_each_task_is_trained_for_its_seconds(name, settings, clock):
-    """A task of two phases, too, and one whose consolidation begins after a share of them."""
-    _, steps = clock
-    keys = {"model_name": name, "budget": {"seconds": 40}, "max_tasks": 2}
-    finished = run(settings, **keys, **{"wsc.warmup": 0.25, "wsc.average_every": 1})
-    result = finished.execute()
-    assert {task: len(each) for task, each in steps.items()} == {0: 40, 1: 40}
-    if name == "wsc":
-        epochs = [len(losses) for losses in result["train_loss"]]
-        assert epochs[1] == 10, "40 steps of 4 an epoch"
-        assert finished.learner.warmups == [1], "of the four epochs of the schedule"
-
-
-def test_a_phase_takes_a_step_though_an_earlier_one_has_spent_the_seconds(settings, clock):
-    _, steps = clock
-    result = run(settings, model_name="foster", budget={"seconds": 1}, max_tasks=2).execute()
-    assert len(steps[1]) == len(result["train_loss"][1]) == 2, "a step of each phase"
-
-
-def test_a_weight_that_grows_over_a_task_ends_at_its_last_value_however_many_epochs_fit(settings, clock):
-    keys = {"model_name": "coil", "epochs": 2, "class_means": "exemplars", "max_tasks": 2, "budget": {"seconds": 40}}
-    finished = run(settings, **keys)
-    result = finished.execute()
-    assert len(result["train_loss"][1]) > 2
-    assert finished.learner.terms.tolist() == pytest.approx([0, finished.config.options.reg_term])
-
-
-def test_the_rehearsal_does_not_last_for_the_seconds(settings, monkeypatch):
-    """Real ones: with the budget of the run, its three small tasks would take three minutes."""
-    steps = []
-
-    def after_step(learner):
-        steps.append(learner.config.method)
-        assert len(steps) < 100
-
-    monkeypatch.setattr(BaseLearner, "after_step", after_step)
-    learner = run(settings, model_name="replay", budget={"seconds": 60}).learner
-    rehearsal._learn(learner, torch.device("cpu"), ())
-    assert steps and learner.config.task_seconds == 60
 
 
 def test_the_rehearsal_recycles_units(settings, monkeypatch):
@@ -281,58 +208,26 @@ def test_the_rehearsal_recycles_units(settings, monkeypatch):
     assert recycled and learner.config.options.recycle_every == 1000
 
 
-def test_the_schedule_is_stretched_to_the_seconds(settings, clock):
-    rates, step = [], loop.Backward.__call__
-
-    def watched(backward, batch, loss=None):
-        rates.append(backward.phase.optimizer.param_groups[0]["lr"])
-        return step(backward, batch, loss)
-
-    keys = {"epochs": 10, "milestones": [4, 8], "max_tasks": 2, "init_epoch": 1, "cache_first_task": False}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Backward, "__call__", watched)
-        run(settings, model_name="replay", budget={"seconds": 50}, **keys).execute()
-    assert rates[50:] == pytest.approx([0.1] * 20 + [0.01] * 20 + [0.001] * 10)
-
-
-@pytest.mark.parametrize("name", ["replay", "foster", "wsc"])
-def test_seconds_are_counted_on_after_a_resume(name, settings, clock, tmp_path):
-    times, _ = clock
-    keys = {"model_name": name, "budget": {"seconds": 12}, "wsc.average_every": 1, "max_tasks": 2}
-    whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
-    for stop in (2, 4):  # in the first task and in the second
-        with killed_at(lambda calls, stop=stop: sum(optimizer is not None for _, optimizer in calls) == stop):
-            run(settings, **keys).execute()
-        times[0] += 12345.0
-    assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
-
-
 def test_a_budget_and_what_it_sets_are_not_both_given():
-    for budget, keys in (
-        ({"flops_like": "replay"}, {"operations_like": "replay"}),
-        ({"seconds": 5}, {"task_seconds": 3}),
-    ):
-        (name,) = keys
-        with pytest.raises(UserError, match=f"^{name}: is set by 'budget'; leave one of the two out"):
-            resolve({"model_name": "sam", "budget": budget} | keys)
-    for budget in ({"seconds": 0}, {"seconds": -1}, {"seconds": "long"}, {"seconds": float("inf")}, {"flops_like": 3}):
+    with pytest.raises(UserError, match="^operations_like: is set by 'budget'; leave one of the two out"):
+        resolve({"model_name": "sam", "operations_like": "replay"} | OPERATIONS)
+    for given in ({"seconds": 60}, {"flops_like": 3}):
         with pytest.raises(UserError, match="^budget: expected "):
-            resolve({"model_name": "sam", "budget": budget})
+            resolve({"model_name": "sam", "budget": given})
     set_by_it = resolve({"model_name": "sam", "budget": {"flops_like": "replay"}})
     assert set_by_it.operations_like == "replay" and resolve(set_by_it.to_dict()) == set_by_it
 
 
 def test_a_dry_run_says_what_decides_and_not_the_images_of_the_schedule(settings, tmp_path, capsys):
-    budgets = [{"seconds": 90}, {"flops_like": "replay"}, {"epochs_times": 0.5}]
+    budgets = [{"flops_like": "replay"}, {"epochs_times": 0.5}]
     images = []
-    for budget in budgets:
-        assert main(["--config", write(tmp_path, settings | {"model_name": "sam", "budget": budget}), "--dry-run"]) == 0
+    for given in budgets:
+        assert main(["--config", write(tmp_path, settings | {"model_name": "sam", "budget": given}), "--dry-run"]) == 0
         line, sum_ = (line for line in capsys.readouterr().out.splitlines() if " in memory" in line or " to go" in line)
         images.append((line.split("  ")[1].rpartition(", ")[0], sum_))
     assert images[0] == (
-        "3 tasks of 90 s of training each",
+        "the operations of replay in its schedule",
         "1 run, 0 training images to go, and 1 run limited by a budget",
     )
-    assert images[1][0] == "the operations of replay in its schedule"
-    planned = run(settings, model_name="sam", budget=budgets[2]).plan
-    assert images[2] == (f"{sum(planned):,} images", f"1 run, {sum(planned):,} training images to go")
+    planned = run(settings, model_name="sam", budget=budgets[1]).plan
+    assert images[1] == (f"{sum(planned):,} images", f"1 run, {sum(planned):,} training images to go")

@@ -39,7 +39,7 @@ def learned(digits, tmp_path_factory):
             learner.learn(task, SILENT)
             targets = run.manager.train_targets[task.train_indices]
             indices = task.train_indices[np.argsort(targets, kind="stable")]
-            parts.append((learner.features(indices).astype(float), run.manager.train_targets[indices]))
+            parts.append((learner.outputs.features(indices).astype(float), run.manager.train_targets[indices]))
         return learner, parts
 
     return learn

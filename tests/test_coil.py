@@ -61,7 +61,7 @@ def test_the_loss_is_the_sum_written_out_and_its_gradient_is_the_slope(digits, t
 
 def means(learner, indices, labels):
     targets = learner.manager.train_targets[indices]
-    return [twin.mean(learner.features(indices[targets == label]).tolist()) for label in labels]
+    return [twin.mean(learner.outputs.features(indices[targets == label]).tolist()) for label in labels]
 
 
 def moved(learner, samples, others, labels, new_labels, sums):

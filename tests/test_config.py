@@ -18,7 +18,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, declared, key
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.networks.options import BackboneOptions
-from pycil_wsc.training.toolbox import configured_backbone
+from pycil_wsc.training.learner import configured_backbone
 from utils.factory import OF_WHOLE_RUNS
 
 ROOT = Path(__file__).parent.parent
@@ -457,7 +457,6 @@ BAD = {
     "save_weights: 'last' is not one of false, true, every": {"save_weights": "last"},
     "save_weights: expected true or false or a string, got 1": {"save_weights": 1},
     "seed: an empty list has no runs": {"seed": []},
-    "task_seconds: cannot be combined with operations_like": {"task_seconds": 4, "operations_like": "replay"},
     "timeout_minutes: 3e+38 is above 10080": {"timeout_minutes": 3e38},
     "unknown analysis 'drifts'; did you mean 'drift'?": {"analyse": ["drifts"]},
     'analyse: expected a list of strings, got "drift"': {"analyse": "drift"},
@@ -645,7 +644,7 @@ memory_size memory_per_class fixed_memory convnet_type consolidate device seed r
 init_epoch init_lr init_milestones init_lr_decay init_weight_decay epochs lrate milestones lrate_decay weight_decay
 scheduler momentum batch_size pretrained grad_checkpointing channels_last optimizer betas clip_norm label_smoothing
 warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze batch_norm_parts timeout_minutes compile
-num_workers data_root checkpoint_seconds operations_like task_seconds"""
+num_workers data_root checkpoint_seconds operations_like"""
 
 
 def test_every_key_is_also_one_of_learners_and_pycils_scripts_or_refused_there():

@@ -15,7 +15,7 @@ from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score, recompute_batch_norm
 from pycil_wsc.errors import UserError
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.batches import Batches, Sampling
 
 PAGE = ROOT / "docs/methods.md"
 ALL_STEPS = {
@@ -52,15 +52,15 @@ def test_the_page_lists_the_methods_that_compose_with_it():
 
 @pytest.mark.parametrize("average", [True, False])
 def test_statistics_are_collected_for_an_average_alone_and_mixed_as_its_batches(average, settings, monkeypatch):
-    used, batches = [], BaseLearner.training_batches
+    used, batches = [], Batches.of
 
-    def training_batches(self, indices, *address, **options):
-        for batch in batches(self, indices, *address, **options):
+    def of(self, samples, *address):
+        for batch in batches(self, samples, *address):
             if address[-1] == "batch norm":
                 used.append((int(batch.from_memory.sum()), len(batch)))
             yield batch
 
-    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    monkeypatch.setattr(Batches, "of", of)
     learner = run_of(settings, replay_ratio=0.75, max_tasks=2, **{"wsc.average": average}).learner
     for task in learner.manager.tasks:
         learner.learn(task, SILENT)
@@ -141,14 +141,16 @@ def test_a_task_is_the_plain_loop_with_torchs_sgd_and_the_object_that_the_option
     network.train()
     for epoch, rate in enumerate(RATES):
         optimizer.param_groups[0]["lr"] = rate
-        for batch in plain.training_batches(indices, 1, 0, epoch):
+        for batch in plain.batches.of(Sampling(indices=indices), 1, 0, epoch):
             images, targets = batch.images, batch.targets
             optimizer.zero_grad()
             cross_entropy(network(images), targets).backward()
             optimizer.step()
     wsc.finish()
     assert (wsc.steps, wsc.resets, wsc.averaged) == (24, 1, 4)  # after steps 12, 17, 22 and 24
-    recompute_batch_norm(network, [batch.images for batch in plain.training_batches(indices, 1, "batch norm")])
+    recompute_batch_norm(
+        network, [batch.images for batch in plain.batches.of(Sampling(indices=indices), 1, "batch norm")]
+    )
     theirs = network.state_dict()
     for name, mine in ours.network.state_dict().items():
         assert torch.equal(mine, theirs[name]), name

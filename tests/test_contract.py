@@ -23,7 +23,7 @@ from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.networks.stages import with_stages
 from pycil_wsc.registry import register_learner
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.batch import Batch, rotated
+from pycil_wsc.training.batches import Batch, rotated
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
 
@@ -62,9 +62,7 @@ def test_a_loss_of_images_and_targets_is_told_what_to_change():
 def test_so_is_the_loss_of_a_phase(settings, registered):
     class OldPhase(Replay):
         def phases(self, task):
-            phase = self.main_phase(task)
-            phase.loss = lambda images, targets: None
-            yield phase
+            yield replace(self.main_phase(task), loss=lambda images, targets: None)
 
     with pytest.raises(UserError, match=r"train: loss\(images, targets\): .*batch\.images"):
         run_of(settings, model_name=registered(OldPhase)).learner.learn(
@@ -223,7 +221,7 @@ class NearestMean(BaseLearner):
         return iter(())
 
     def end_task(self, task):
-        features = torch.from_numpy(self.features(task.train_indices))
+        features = torch.from_numpy(self.outputs.features(task.train_indices))
         targets = torch.from_numpy(self.manager.train_targets[task.train_indices])
         with torch.no_grad():
             for label in targets.unique().tolist():
@@ -259,7 +257,7 @@ def test_a_method_without_training_runs_and_is_nearest_mean(settings, registered
     run = run_of(settings, model_name=name)
     result = run.execute()
     learner, targets = run.learner, run.manager.train_targets
-    features = learner.features(np.arange(len(targets)))
+    features = learner.outputs.features(np.arange(len(targets)))
     means = np.stack([features[targets == label].mean(0) for label in range(6)])
     images = torch.cat([x for x, _ in run.evaluator.source.batches(np.arange(72), run.manager.test_targets, 72)])
     with torch.no_grad():
@@ -290,18 +288,18 @@ class TwoOptimisers(BaseLearner):
     def phases(self, task):
         yield self.main_phase(task)
         indices = self.training_indices(task)
-        source = FeatureSource(torch.from_numpy(self.features(indices)), self.device)
+        source = FeatureSource(torch.from_numpy(self.outputs.features(indices)), self.device)
         targets = self.manager.train_targets[indices]
         optimizer = torch.optim.Adam(self.network.head.parameters())
         rows = np.arange(len(indices))
         yield Phase(
-            2,
-            optimizer,
-            lambda epoch: 0.01,
-            rows,
-            self.head_loss,
-            self.network.head,
-            "head",
+            name="head",
+            epochs=2,
+            optimizer=optimizer,
+            lr=lambda epoch: 0.01,
+            indices=rows,
+            loss=self.head_loss,
+            network=self.network.head,
             source=source,
             targets=targets,
         )
@@ -320,9 +318,7 @@ def test_views_are_other_augmentations_of_the_same_images(settings, registered, 
 
     class TwoViews(Replay):
         def phases(self, task):
-            phase = self.main_phase(task)
-            phase.views = 3
-            yield phase
+            yield replace(self.main_phase(task), views=3)
 
         def loss(self, batch):
             seen.append(batch)

@@ -590,7 +590,7 @@ def test_the_pages_agem_never_steps_against_the_exemplars(extended, monkeypatch)
         hook(self, batch, backward)
         if len(self.memory):
             parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-            with self.autocast():
+            with self.precision.autocast():
                 old = torch.autograd.grad(self.memory_loss(batch)[0], parameters)
             both = [(a.grad, b) for a, b in zip(parameters, old)]
             scale = sum(b.square().sum() for _, b in both)

@@ -112,7 +112,7 @@ def test_a_budget_in_bytes_pays_for_logits_too(exemplars, settings):
         assert parts["exemplars"] == number * IMAGE and parts["values"] == number * 4 * classes
         fit = budget // (IMAGE + 4 * classes)
         assert number == (fit if exemplars == "reservoir" else fit // classes * classes) < 20
-    assert run.learner.images_trained == sum(plan_of(run.config, run.manager))
+    assert run.learner.spent.images == sum(plan_of(run.config, run.manager))
 
 
 def test_a_method_stores_what_it_says(undisturbed):

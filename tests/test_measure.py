@@ -107,14 +107,6 @@ def still(clock, function):
     return call
 
 
-def test_a_budget_of_seconds_is_not_measured(settings, tmp_path, capsys):
-    path = write(tmp_path, settings | {"model_name": "sam", "budget": {"seconds": 1800}})
-    assert main(["--config", path, "--dry-run", "--measure"]) == 0
-    *_, line, _, hours = capsys.readouterr().out.splitlines()
-    assert line.endswith("3 tasks of 1800 s of training each, 1:30:00 of training")
-    assert hours == "1.50 hours of training on this machine, one run after another"
-
-
 OTHERS = [
     {"consolidate": True, "model_name": "icarl"},
     {"model_name": "wsc", "wsc.trigger": "held_out"},
@@ -185,7 +177,7 @@ class Step(nn.Module):
         self.head = nn.Linear(64, 5)
 
     def forward(self, images):
-        maps = self.features(images)
+        maps = self.outputs.features(images)
         maps = functional.scaled_dot_product_attention(maps, maps, maps)
         return self.head(torch.einsum("bcij,bcjk->bcik", maps, maps).flatten(1))
 

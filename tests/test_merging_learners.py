@@ -9,6 +9,7 @@ from reference.penalties import fisher_of_batches
 from test_methods import after, digits  # noqa: F401
 
 from pycil_wsc import registry
+from pycil_wsc.training.batches import Sampling
 
 MERGING = ["wise_ft", "cofima", "magmax", "ties"]
 
@@ -61,7 +62,10 @@ def test_cofima_weighs_the_weights_before_and_after_by_the_fisher_information_of
         learner.memory.classes = {c: kept for c, kept in every.items() if c < task.num_old}
         indices = learner.training_indices(task)
         learner.memory.classes = every
-        batches = [(b.images, b.targets) for b in learner.training_batches(indices, task.index, "fisher", mixed=False)]
+        batches = [
+            (b.images, b.targets)
+            for b in learner.batches.of(Sampling(indices=indices, mixed=False), task.index, "fisher")
+        ]
         fishers.append(fisher_of_batches(network, batches, 1e-3))
     for task in (1, 2):
         for name, value in merged[task].named_parameters():
@@ -107,7 +111,7 @@ def test_statistics_of_batch_norm_are_those_of_the_merged_weights(name, trained)
     task = learner.manager.tasks[2]
     learner.memory.classes = {c: kept for c, kept in learner.memory.classes.items() if c < task.num_old}
     network = merged[2]
-    (batch,) = learner.training_batches(learner.training_indices(task), 2, "batch norm")
+    (batch,) = learner.batches.of(Sampling(indices=learner.training_indices(task)), 2, "batch norm")
     first = network.backbone.get_submodule("stem.0")
     norm = network.backbone.get_submodule("stem.1")
     outputs = first(batch.images)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from pycil_wsc.methods.losses import balanced_weights
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training import loop
+from pycil_wsc.training import budget, loop
 
 SILENT = SimpleNamespace(
     **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
@@ -170,7 +171,7 @@ def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
     with torch.no_grad():
         features = learner.network.extract(images())
         old = learner.network.classify(features)
-    loop.fit(learner, task, 1, correction, 0, SILENT)
+    loop.fit(learner, task, budget.planned(learner, task, 1, correction), 0, SILENT)
     changed = [name for name in moved(learner.network, before) if "running" not in name and "num_batches" not in name]
     assert changed == ["corrections.2"], (
         "batch norm's statistics drift, as in PyCIL; of the weights only the newest pair moves"
@@ -206,8 +207,7 @@ def test_bics_correction_sees_as_many_images_of_each_class_whatever_the_replay_r
     def watched(task):
         for phase in phases(task):
             loss, name = phase.loss, phase.name
-            phase.loss = lambda batch: seen[name].append(batch.targets) or loss(batch)
-            yield phase
+            yield replace(phase, loss=lambda batch: seen[name].append(batch.targets) or loss(batch))
 
     learner.phases = watched
     learner.learn(tasks[1], SILENT)

@@ -20,6 +20,7 @@ from pycil_wsc.keys import declared
 from pycil_wsc.methods.consolidation.triggers import Plateau
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.training.batches import Sampling
 from pycil_wsc.training.options import OptimizerOptions
 from pycil_wsc.training.schedules import cosine_lr, held_lr, warmed_lr
 
@@ -62,7 +63,7 @@ def test_a_task_is_the_plain_loop_with_torchs_optimiser_and_schedulers(optimizer
     schedule = torch_schedule(optimizer, per_epoch, 4 * per_epoch, 1e-4)
     network.train()
     for epoch in range(4):
-        for batch in plain.training_batches(indices, 0, 0, epoch):
+        for batch in plain.batches.of(Sampling(indices=indices), 0, 0, epoch):
             images, targets = batch.images, batch.targets
             loss = cross_entropy(network(images), targets, label_smoothing=0.2)
             optimizer.zero_grad()
@@ -129,7 +130,7 @@ def test_a_run_sets_the_held_rate_at_every_step(unit, settings):
     for task in learner.manager.tasks[:2]:
         learner.grow_for(task)
     (phase,) = learner.phases(learner.manager.tasks[1])
-    steps = learner.num_batches(len(phase.indices)) if unit == "iteration" else 1
+    steps = learner.batches.number(len(phase.indices)) if unit == "iteration" else 1
     plain, last = cosine_lr(0.1, 4), cosine_lr(0.1, 4)(2 - 1 / steps)
     for step in range(steps):
         along = (1 + math.cos(math.pi * (step + 1) / steps)) / 2
@@ -163,7 +164,7 @@ def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, 
     for task in learner.manager.tasks[:2]:
         learner.grow_for(task)
     (phase,) = learner.phases(learner.manager.tasks[1])
-    assert learner.num_batches(len(phase.indices)) == 2
+    assert learner.batches.number(len(phase.indices)) == 2
     assert learner.consolidation.warmup_steps == 2 * steps
     assert [phase.lr(epoch) for epoch in range(40)] == [0.1] * held + [0.03] * (40 - held)
     assert learner.consolidation.averaged == (not held)

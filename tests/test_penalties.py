@@ -15,6 +15,7 @@ from pycil_wsc.data.tasks.subset import at_most
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.methods.penalties.ewc import EWC
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.batches import Sampling
 
 NEW = torch.tensor([4, 6, 5, 4, 5, 6])  # of the second task
 
@@ -35,7 +36,10 @@ def test_lwf_is_the_new_classes_cross_entropy_and_distillation(digits, tmp_path)
 def batches_of(learner, task, *address):
     """The batches that a pass with this address sees."""
     if address:
-        return [(b.images, b.targets) for b in learner.training_batches(task.train_indices, *address, mixed=False)]
+        return [
+            (b.images, b.targets)
+            for b in learner.batches.of(Sampling(indices=task.train_indices, mixed=False), *address)
+        ]
     return list(learner.train_source.batches(task.train_indices, learner.manager.train_targets, 64))
 
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.batches import Batches
 from pycil_wsc.training.optimization import task_schedule
 from pycil_wsc.training.step.cost import Operations
 
@@ -180,7 +180,7 @@ def test_cls_er_pays_for_its_averages_on_exemplars_alone(ratio, digits, tmp_path
         replayed.append(int(batch.from_memory.sum()))
         return prepare(batch)
 
-    learner.before_step, learner.grow_for, before = watched, lambda task: None, learner.train_flops
+    learner.before_step, learner.grow_for, before = watched, lambda task: None, learner.spent.operations
     for average in (learner.plastic, learner.stable):
         average.register_forward_hook(lambda average, inputs, output: seen.append(len(inputs[0])))
     learner.learn(tasks[1], SILENT)
@@ -190,7 +190,7 @@ def test_cls_er_pays_for_its_averages_on_exemplars_alone(ratio, digits, tmp_path
     with Operations() as forward, torch.no_grad():
         learner.stable(BATCH)
     expected = step.total * sum(images) + 2 * forward.total * sum(replayed)
-    assert learner.train_flops - before == expected / len(BATCH)
+    assert learner.spent.operations - before == expected / len(BATCH)
 
 
 def test_the_rows_of_exemplars_are_those_of_the_mask():
@@ -347,14 +347,14 @@ def test_gdumb_trains_new_weights_on_the_memory_alone(digits, tmp_path):  # noqa
 
 def test_gdumb_with_consolidation_has_the_statistics_of_its_memory(digits, tmp_path, monkeypatch):  # noqa: F811
     used = []
-    batches = BaseLearner.training_batches
+    batches = Batches.of
 
-    def training_batches(self, indices, *address, **options):
+    def of(self, samples, *address):
         if address[-1] == "batch norm":
-            used.append((sorted(indices), sorted(self.memory.indices)))
-        return batches(self, indices, *address, **options)
+            used.append((sorted(samples.indices), sorted(self.learner.memory.indices)))
+        return batches(self, samples, *address)
 
-    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    monkeypatch.setattr(Batches, "of", of)
     learner, tasks = after("gdumb", 0, digits, tmp_path, epochs=4, consolidate=True)
     for task in tasks[:2]:
         learner.learn(task, SILENT)

@@ -91,7 +91,8 @@ def phases(tmp_path_factory):
     run = Run(resolve(SMALL | KEYS | keys), load_dataset("digits", "."))
     seen, learner = [], run.learner
 
-    def started(task, phase, first):
+    def started(task, run, first):
+        phase = run.phase
         rates = []
         for epoch in range(phase.epochs):
             set_rate(phase.optimizer, phase.lr(epoch))
@@ -117,7 +118,7 @@ def test_the_second_phase_has_the_exemplars_and_as_many_new_images_which_the_fir
         learner.network.load_state_dict(state)
         for label in range(4, 7):
             candidates = task.train_indices[targets[task.train_indices] == label]
-            expected = candidates[herding(learner.features(candidates), quota)]
+            expected = candidates[herding(learner.outputs.features(candidates), quota)]
             assert sorted(chosen[targets[chosen] == label]) == sorted(expected)
     learner.network.load_state_dict(final)
 

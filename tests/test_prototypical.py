@@ -97,7 +97,7 @@ def test_each_class_leaves_its_mean_and_its_spread(learned):
     learner, labels = run.learner, run.manager.train_targets
     assert len(learner.prototypes) == 7 and torch.equal(learner.prototypes[:4], kept["prototypes"])
     for label in (4, 6):
-        features = learner.features(np.flatnonzero(labels == label)).astype(float)
+        features = learner.outputs.features(np.flatnonzero(labels == label)).astype(float)
         centred = features - features.mean(0)
         covariance = centred.T @ centred / (len(features) - 1)
         assert np.allclose(learner.prototypes[label], twin.mean(features.tolist()), atol=1e-5)
@@ -113,7 +113,7 @@ def test_the_nearest_prototype_is_tested_too(learned):
     learner, task = run.learner, run.manager.tasks[1]
     tested = predictions(learner, run.evaluator.source, task)
     prototypes = np.array([row / np.linalg.norm(row) for row in learner.prototypes.double().numpy()])
-    batches = learner.forward_over(run.evaluator.source, task.test_indices, run.manager.test_targets)
+    batches = learner.outputs.in_batches(run.evaluator.source, task.test_indices, run.manager.test_targets)
     features = torch.cat([each for each, _ in batches]).double().numpy()
     distances = ((features / np.linalg.norm(features, axis=1, keepdims=True))[:, None] - prototypes) ** 2
     assert (tested.nme[:, 0] == distances.sum(2).argmin(1)).mean() > 0.99

@@ -355,7 +355,7 @@ def test_a_last_batch_of_one_image_is_joined_to_the_one_before(name, backbone, s
 
     hooks = [torch.nn.modules.module.register_module_forward_pre_hook(count)]
     try:
-        assert run.learner.num_batches(24) == 1 and run.learner.num_batches(47) == 2
+        assert run.learner.batches.number(24) == 1 and run.learner.batches.number(47) == 2
         assert len(run.execute()["curve"]) == 2
     finally:
         hooks[0].remove()
@@ -379,8 +379,10 @@ def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, p
             resolve(settings | {"precision": "bf16", "model_name": model}), load_dataset(settings["dataset"], ".")
         )
         before = torch.get_rng_state()
-        assert run.learner.precision == precision and torch.equal(torch.get_rng_state(), before)
-        assert run.learner.autocast().__class__ is (torch.autocast if precision == "bf16" else contextlib.nullcontext)
+        assert run.learner.precision.name == precision and torch.equal(torch.get_rng_state(), before)
+        assert run.learner.precision.autocast().__class__ is (
+            torch.autocast if precision == "bf16" else contextlib.nullcontext
+        )
     assert len(caplog.messages) == 2 * (precision == "fp32") and all("too small for" in m for m in caplog.messages)
 
 
@@ -392,7 +394,7 @@ def test_a_stopped_run_goes_on_in_its_precision_where_another_one_would_be_selec
     with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 0, "epoch": 2}):
         run_of(settings).execute()
     monkeypatch.setattr(native, lambda device: False)
-    assert run_of(settings).learner.precision == "fp32", "where it begins"
+    assert run_of(settings).learner.precision.name == "fp32", "where it begins"
     moved = run_of(settings)
     result = moved.execute()
     assert result["precision"] == result["identity"]["shared"]["precision"] == "bf16"
@@ -407,7 +409,7 @@ def test_a_run_whose_precision_the_device_lacks_does_not_go_on(settings, monkeyp
     with killed_at(2):
         run_of(settings).execute()
     monkeypatch.setattr("pycil_wsc.training.precision.computes_bf16_natively", lambda device: False)
-    monkeypatch.setattr("pycil_wsc.training.toolbox.computes_bf16", lambda device: False)
+    monkeypatch.setattr("pycil_wsc.runs.checkpoint.computes_bf16", lambda device: False)
     with pytest.raises(UnusableRun, match="the run began in bf16, which 'cpu' does not have; resume it elsewhere"):
         run_of(settings).execute()
 

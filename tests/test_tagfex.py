@@ -13,7 +13,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.config.pycil import our_names, our_values
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 
 SMALL = {"proj_hidden_dim": 24, "proj_output_dim": 12, "attn_num_heads": 4}
 

@@ -338,7 +338,6 @@ def complaint(*settings_files):
     [
         ({"device": "cuda"}, "torchrun: process 1 of 2: device: 'cuda' is not"),
         ({"batch_size": 1}, "batch_size: 1 images are too few for the 2 processes"),
-        ({"budget": {"seconds": 1}}, "budget: 'seconds' needs a single process; use"),
         ({"batch_norm_parts": 4}, "batch_norm_parts: 2 processes have 2 parts of a batch, not 4; give 2 or 1"),
         ({"seed": [1, 2]}, "torchrun: its processes train one run, but there are 2; choose one with --set"),
     ],

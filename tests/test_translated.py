@@ -22,8 +22,8 @@ def learned(tmp_path_factory):
     for task in run.manager.tasks[:3]:
         states.append(snapshot(learner.network))
         if task.index == 2:
-            take_batches, head_loss = learner.training_batches, learner.head_loss
-            learner.training_batches = lambda *a, **k: kept(batches, take_batches(*a, **k))
+            take_batches, head_loss = learner.batches.of, learner.head_loss
+            learner.batches.of = lambda *a: kept(batches, take_batches(*a))
             learner.head_loss = lambda batch: kept_loss(losses, learner, head_loss(batch))
         learner.learn(task, SILENT)
     return run, [*states[1:], snapshot(learner.network)], batches, losses
@@ -51,12 +51,12 @@ def test_an_epoch_has_each_new_feature_and_for_each_old_class_those_of_the_most_
     run, _, batches, _ = learned
     learner, task = run.learner, run.manager.tasks[2]
     targets = run.manager.train_targets[task.train_indices]
-    features = learner.features(task.train_indices)
+    features = learner.outputs.features(task.train_indices)
     new = {label: features[targets == label].tolist() for label in np.unique(targets)}
     expected = {label: rows for label, rows in new.items()}
     for label in range(task.num_old):
         indices = np.flatnonzero(run.manager.train_targets == label)
-        expected[label] = moved_to(mean(learner.features(indices).tolist()), new)
+        expected[label] = moved_to(mean(learner.outputs.features(indices).tolist()), new)
     rows = torch.cat([batch.images for batch in batches])
     labels = torch.cat([batch.targets for batch in batches])
     assert len(labels) == sum(map(len, expected.values()))

@@ -18,6 +18,7 @@ from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.batches import Batches
 from pycil_wsc.training.learner import BaseLearner
 
 # ---- in any loop -----------------------------------------------------------------------------------------------------
@@ -160,15 +161,15 @@ def test_a_plateau_is_the_fixed_warmup_of_as_many_epochs(settings, monkeypatch):
 
 def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypatch):
     trained, watched = [], []
-    batches, after_epoch, reached = BaseLearner.training_batches, BaseLearner.after_epoch, Plateau.reached
+    batches, after_epoch, reached = Batches.of, BaseLearner.after_epoch, Plateau.reached
 
-    def training_batches(self, indices, *address, **options):
+    def of(self, samples, *address):
         if address[-1] != "batch norm" and address[0]:
-            trained.append((address[0], set(indices.tolist())))
-        return batches(self, indices, *address, **options)
+            trained.append((address[0], set(samples.indices.tolist())))
+        return batches(self, samples, *address)
 
-    def remember(self, task, phase, epoch, loss):
-        after_epoch(self, task, phase, epoch, loss)
+    def remember(self, task, run, epoch, loss):
+        after_epoch(self, task, run, epoch, loss)
         held = self.held_out_indices
         if held is None:
             return
@@ -181,7 +182,7 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
         watched.append((task.index, held, dict(self.memory.classes), expected))
 
     seen = []
-    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    monkeypatch.setattr(Batches, "of", of)
     monkeypatch.setattr(BaseLearner, "after_epoch", remember)
     monkeypatch.setattr(Plateau, "reached", lambda self, loss: seen.append(loss) or reached(self, loss))
     run(settings, **{"wsc.trigger": "held_out", "wsc.held_out": 0.5, "wsc.patience": 9, "precision": "fp32"}).execute()
@@ -205,20 +206,21 @@ def test_of_two_exemplars_one_is_held_out(settings):
     "keys", [{"model_name": "gdumb", "consolidate": True}, {"budget": {"flops_like": "replay"}, "wsc.held_out": 0.5}]
 )
 def test_held_out_exemplars_leave_the_learners_own_samples_and_the_budget(keys, settings, monkeypatch):
-    trained, batches = [], BaseLearner.training_batches
+    trained, batches = [], Batches.of
 
-    def training_batches(self, indices, *address, **options):
+    def of(self, samples, *address):
+        learner = self.learner
         if address[0] == 1 and address[-1] != "batch norm":
-            held = held_out_exemplars(self, self.manager.tasks[1])
+            held = held_out_exemplars(learner, learner.manager.tasks[1])
             own = (
-                self.memory.indices
-                if self.config.model_name == "gdumb"
-                else BaseLearner.training_indices(self, self.manager.tasks[1])
+                learner.memory.indices
+                if learner.config.model_name == "gdumb"
+                else BaseLearner.training_indices(learner, learner.manager.tasks[1])
             )
-            trained.append((sorted(indices), sorted(set(own) - set(held))))
-        return batches(self, indices, *address, **options)
+            trained.append((sorted(samples.indices), sorted(set(own) - set(held))))
+        return batches(self, samples, *address)
 
-    monkeypatch.setattr(BaseLearner, "training_batches", training_batches)
+    monkeypatch.setattr(Batches, "of", of)
     ours = run(settings, **{"wsc.trigger": "held_out", "max_tasks": 2, "precision": "fp32"} | keys)
     result = ours.execute()
     assert trained and all(indices == wanted for indices, wanted in trained)

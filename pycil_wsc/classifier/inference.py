@@ -209,7 +209,7 @@ class Classifier(nn.Module):
             yield features
 
     def _autocast(self, device: torch.device) -> torch.autocast:
-        precision = self.precision or self.learner.precision
+        precision = self.precision or self.learner.precision.name
         return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
@@ -218,7 +218,7 @@ def precision_of_answers(learner: BaseLearner) -> str:
 
     ``auto`` is for training: an answer must not depend on whether a machine has bf16.
     """
-    return learner.precision if learner.config.precision == "bf16" else "fp32"
+    return learner.precision.name if learner.config.precision == "bf16" else "fp32"
 
 
 def checked_info(saved: State) -> DatasetInfo:
@@ -266,5 +266,5 @@ def grown(config: Config, info: DatasetInfo, reached: Reached) -> BaseLearner:
         learner = configured_learner(config)(config, manager, open_source(info, none, device, 0), device)
         for task in manager.tasks[: reached.task + 1]:
             learner.grow_for(task)
-        _ = learner.precision  # which may draw random numbers, too: predicting must not wait
+        _ = learner.precision.name  # which may draw random numbers, too: predicting must not wait
     return learner

@@ -42,8 +42,6 @@ def check(config: Config) -> None:
         raise UserError("wsc.importance: 'fisher' does not work with grad_checkpointing; leave one of the two out")
     if config.batch_norm_parts > 1 and config.grad_checkpointing:
         raise UserError("batch_norm_parts: does not work with grad_checkpointing; leave one of the two out")
-    if config.operations_like and config.task_seconds:
-        raise UserError("task_seconds: cannot be combined with operations_like; leave one of the two out")
     _check_wsc(config.wsc)
     _check_backbone(config)
     registry.exemplars[config.exemplars]

@@ -1,7 +1,6 @@
 """Builds a complete, checked configuration from one value per key; absent keys get the learner's defaults."""
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -161,9 +160,7 @@ def _budget_of(budget: Json) -> _Budget:
             return _Budget(like=value, keys={"operations_like": value})
         if name == "epochs_times" and type(value) in (int, float) and 0 < value <= LARGEST_FACTOR:
             return _Budget(factor=float(value))
-        if name == "seconds" and type(value) in (int, float) and 0 < value < math.inf:
-            return _Budget(keys={"task_seconds": float(value)})
     raise UserError(
-        'budget: expected "pycil", {"updates_like": "replay"}, {"flops_like": "replay"}, {"seconds": 600} or '
+        'budget: expected "pycil", {"updates_like": "replay"}, {"flops_like": "replay"} or '
         f'{{"epochs_times": 0.1}}, got {shown(budget, quotes=True)}'
     )

@@ -45,6 +45,7 @@ DROPPED = {
     "llm.ema_decay": _gone(0.5, "OnlineAverage(decay=...) in a loop of your own"),
     "llm.slerp_weight": _gone(0.5, "Slerp(weight=...) in a loop of your own"),
     "llm.slerp_on": _gone("weights", "Slerp(space=...) in a loop of your own"),
+    "task_seconds": _gone(None, "the budget {'flops_like': 'replay'}"),
     "wsc.bn_update": _gone("recompute", "recompute_batch_norm, or leave it out, in a loop of your own"),
 }
 

@@ -3,11 +3,13 @@
 import dataclasses
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.images.fingerprint import changed, decoded_otherwise
+from pycil_wsc.devices import computes_bf16
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import Json
 from pycil_wsc.old_formats import load_state
@@ -69,3 +71,31 @@ def save_weights(folder: Path, learner: BaseLearner, config: Config, task: int |
     save_state(folder / (WEIGHTS if task is None else f"weights-task{task}.pt"), state)
     if task is not None:
         (folder / WEIGHTS).unlink(missing_ok=True)  # left by the same run with fewer tasks
+
+
+def arithmetic(learner: BaseLearner) -> dict[str, str]:
+    """What decides how a run computes, as the configuration and the device leave it open: a part of its state."""
+    return {"precision": learner.precision.name, "source": type(learner.train_source).__name__}
+
+
+def keep_arithmetic(learner: BaseLearner, state: State) -> None:
+    """Let a learner compute as the stopped run with this ``state`` began, where the configuration leaves it open.
+
+    Raises :class:`UnusableRun` if the device does not have its precision, or the images do not fit on it any more or
+    fit only now: those on the device are cropped by another program, whose results differ by a rounding.
+    """
+    ours = arithmetic(learner)
+    precision, source = (state.get(name, ours[name]) for name in ours)  # missing in earlier versions' checkpoints
+    if source != ours["source"]:
+        change = "no longer" if source == "DeviceSource" else "only now"
+        raise UnusableRun(
+            f"cache_images: the run began elsewhere: its images {change} fit into the free memory of "
+            f"'{learner.device}'; make it as much as it was, or delete the checkpoint to start again"
+        )
+    if precision == "bf16" and not computes_bf16(learner.device):
+        raise UnusableRun(
+            f"precision: the run began in bf16, which '{learner.device}' does not have; resume it elsewhere"
+        )
+    if learner.config.precision == "auto":
+        learner.config = replace(learner.config, precision=precision)
+        learner.precision.wanted = precision

@@ -59,8 +59,6 @@ class ClassIncremental(Kind[Config, Dataset]):
         return planned_images(with_memory_size(config, known_images(data)), tasks_of(data, config))
 
     def budget(self, config: Config, data: Dataset) -> str:
-        if config.task_seconds:
-            return f"{len(tasks_of(data, config).tasks)} tasks of {config.task_seconds:g} s of training each"
         return f"the operations of {config.operations_like} in its schedule" if config.operations_like else ""
 
     def outline(self, config: Config, data: Dataset) -> str:
@@ -80,8 +78,6 @@ class ClassIncremental(Kind[Config, Dataset]):
         def seconds(config: Config, data: Dataset) -> float:
             config = with_memory_size(config, known_images(data))
             plan = plan_of(config, tasks_of(data, config))
-            if config.task_seconds:
-                return config.task_seconds * len(plan)
             # with a budget in operations, the steps also depend on the number of images
             shared_by = json.dumps([config.timed(), plan if config.operations_like else []], sort_keys=True)
             if shared_by not in watches:
@@ -103,8 +99,6 @@ class ClassIncremental(Kind[Config, Dataset]):
                 f"batch_size: {config.batch_size} images are too few for the {count} processes that share them; "
                 "start fewer processes, or raise batch_size"
             )
-        if count > 1 and config.task_seconds:
-            raise UserError("budget: 'seconds' needs a single process; use 'flops_like' or 'updates_like'")
         if count > 1 and config.batch_norm_parts not in (1, count):
             raise UserError(
                 f"batch_norm_parts: {count} processes have {count} parts of a batch, not {config.batch_norm_parts}; "

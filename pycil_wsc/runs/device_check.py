@@ -35,7 +35,7 @@ def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
     random numbers have an address of their own.
     """
     device = learner.device
-    precision = learner.precision
+    precision = learner.precision.name
     config = learner.config
     if device.type == "cpu":
         return
@@ -131,7 +131,6 @@ def _short(config):
         options=replace(config.options, **options),
         wsc=replace(config.wsc, **wsc),
         batch_size=min(config.batch_size, BATCH),
-        task_seconds=None,
         warmup_epochs=0,
         pretrained=False,
         compile=False,

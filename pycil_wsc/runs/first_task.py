@@ -29,6 +29,7 @@ from pycil_wsc.files import Json, locked_if_writable
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.reproducibility import CODE, code_elsewhere
+from pycil_wsc.runs.checkpoint import arithmetic
 from pycil_wsc.state import State, load_state, save_state
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.processes import Processes
@@ -98,7 +99,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         "device": device_name(learner.device),
         "processes": learner.processes.count,
         "threads": torch.get_num_threads() if learner.device.type == "cpu" else None,
-        **learner.arithmetic(),
+        **arithmetic(learner),
         "packages": [importlib.metadata.version(name) for name in packages],
         "code": CODE,
         "extensions": code_elsewhere([*configured_learner(config).__mro__, backbone, optimizer]),

@@ -17,7 +17,7 @@ from pycil_wsc.results.schema import HUGE
 from pycil_wsc.runs.progress import Progress, TaskBar, log_file
 from pycil_wsc.runs.scalars import Scalars
 from pycil_wsc.state import State
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.phase import PhaseRun
 
 CURVES = ("train_loss", "train_accuracy")
 
@@ -81,17 +81,19 @@ class Journal:
         self.log.info("%s %s", self.bar.task, line)
         self.bar.say(line)
 
-    def resumed(self, phase: Phase, first: int) -> None:
-        """The run goes on with epoch ``first`` of ``phase``."""
-        ended = first == phase.epochs  # stopped while exemplars were chosen, or in the test
+    def resumed(self, run: PhaseRun, first: int) -> None:
+        """The run goes on with epoch ``first`` of a phase."""
+        phase = run.phase
+        ended = first == run.epochs  # stopped while exemplars were chosen, or in the test
         where = f"after {phase.name} epoch {first}" if ended else f"with {phase.name} epoch {first + 1}"
-        self.say(f"resumes {where}/{phase.epochs}")
+        self.say(f"resumes {where}/{run.epochs}")
 
-    def epoch_ended(self, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
+    def epoch_ended(self, run: PhaseRun, epoch: int, loss: float, accuracy: float) -> None:
         """An epoch has ended; accuracy in percent. Raises :class:`TrainingDiverged` if the loss is not finite."""
         seconds = self.tick("train_seconds")
-        self.bar.epoch(phase.name, epoch, phase.epochs, loss, accuracy)
-        where = self.bar.place(phase.name, epoch, phase.epochs)
+        phase = run.phase
+        self.bar.epoch(phase.name, epoch, run.epochs, loss, accuracy)
+        where = self.bar.place(phase.name, epoch, run.epochs)
         self.log.info("%s: loss %.4f, train accuracy %.2f", where, loss, accuracy)
         check_loss(loss, f"{self.bar.task}, epoch {epoch + 1}")
         group = phase.optimizer.param_groups[0]

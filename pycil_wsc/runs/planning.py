@@ -15,9 +15,8 @@ from pycil_wsc.networks.nets import check_features
 from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.seeding import derived_seed, restored
 from pycil_wsc.state import State
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner import BaseLearner, configured_backbone, configured_memory
 from pycil_wsc.training.learner_config import LearnerConfig
-from pycil_wsc.training.toolbox import configured_backbone, configured_memory
 
 
 def planned_images(config: LearnerConfig, manager: TaskSequence) -> int:
@@ -101,11 +100,11 @@ def check_backbone(config: LearnerConfig, image_size: int) -> None:
 
 def check_plan(plan: list[int], learner: BaseLearner, task: Task) -> None:
     """Raise a :class:`WrongPlan` unless ``learner`` has trained on as many images as planned up to ``task``."""
-    if learner.config.operations_like or learner.config.task_seconds:
+    if learner.config.operations_like:
         return  # the plan is that of the epochs, and the budget decides
     plan = plan[: task.index + 1]
-    if learner.images_trained != sum(plan):
-        trained = learner.images_trained - sum(plan[:-1])
+    if learner.spent.images != sum(plan):
+        trained = learner.spent.images - sum(plan[:-1])
         raise WrongPlan(
             f"the learner '{learner.config.method}' trained on {trained:,} images in task {task.index + 1}, but"
             f" {plan[-1]:,} were planned; its class must list the epochs of every phase in epoch_keys"
@@ -117,7 +116,7 @@ def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]
     """One line if tasks have fewer optimiser steps than a key of the method needs to take effect.
 
     Args:
-        learner: declares its :meth:`~pycil_wsc.training.hooks.Hooks.time_constants`.
+        learner: declares its :meth:`~pycil_wsc.training.learner.BaseLearner.time_constants`.
         plan: the number of training images of each task.
         first: the first task that is still to be trained.
     """
@@ -125,7 +124,7 @@ def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]
     steps = []
     for task in learner.manager.tasks[first:]:
         epochs = max(1, learner.planned_epochs(config, task))
-        steps.append(epochs * learner.num_batches(plan[task.index] // epochs))
+        steps.append(epochs * learner.batches.number(plan[task.index] // epochs))
     if config.task_seconds or not steps:
         return []  # how many steps fit into the seconds is known only afterwards
     slow = {name: needed for name, needed in learner.time_constants().items() if needed > min(steps)}

@@ -30,16 +30,16 @@ def predictions(learner: BaseLearner, source: Source, task: Task) -> Predictions
     means = None if means is None else torch.from_numpy(means).to(device)
     cnn, known, nme, finite = [], [], [], torch.ones((), dtype=torch.bool, device=device)
     others = _classes_of_other_tasks(learner, task)
-    for features, _ in learner.forward_over(source, task.test_indices, manager.test_targets):
-        with torch.inference_mode(), learner.autocast():
+    for features, _ in learner.outputs.in_batches(source, task.test_indices, manager.test_targets):
+        with torch.inference_mode(), learner.precision.autocast():
             logits = learner.classify(features)
             finite &= logits.isfinite().all()
             cnn.append(best_classes(logits))
             known.append(best_classes(logits.masked_fill(next(others), -torch.inf)))
         if means is not None:
             nme.append(nearest_means(features, means))
-    cnn, known = (learner.gathered(best, number).numpy() for best in (cnn, known))
-    return Predictions(cnn, known, None if means is None else learner.gathered(nme, number).numpy(), finite)
+    cnn, known = (learner.outputs.gathered(best, number).numpy() for best in (cnn, known))
+    return Predictions(cnn, known, None if means is None else learner.outputs.gathered(nme, number).numpy(), finite)
 
 
 def predictions_of(network: nn.Module, learner: BaseLearner, source: Source, task: Task) -> tuple[np.ndarray, Tensor]:
@@ -47,12 +47,12 @@ def predictions_of(network: nn.Module, learner: BaseLearner, source: Source, tas
     network.eval()
     best, finite = [], torch.ones((), dtype=torch.bool, device=learner.device)
     share, targets = learner.processes.share_of_batches, learner.manager.test_targets
-    with torch.inference_mode(), learner.autocast():
+    with torch.inference_mode(), learner.precision.autocast():
         for images, _ in source.batches(task.test_indices, targets, learner.config.batch_size, share=share):
             logits = network(images)
             finite &= logits.isfinite().all()
             best.append(best_classes(logits))
-    return learner.gathered(best, len(task.test_indices)).numpy(), finite
+    return learner.outputs.gathered(best, len(task.test_indices)).numpy(), finite
 
 
 def _classes_of_other_tasks(learner: BaseLearner, task: Task) -> Iterator[Tensor]:

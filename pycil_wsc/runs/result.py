@@ -32,7 +32,7 @@ def result_of(
     order = learner.manager.class_order
     class_names = [dataset.info.classes[label] for label in order]
     recorded = config.recorded()
-    known = {"config": recorded, "precision": learner.precision, "curve": measures["curve"], "data": data}
+    known = {"config": recorded, "precision": learner.precision.name, "curve": measures["curve"], "data": data}
     return ImageResult(
         config=recorded,
         identity=image_identity(config.identity(), {**known, "class_names": class_names}),
@@ -52,7 +52,7 @@ def result_of(
         class_names=class_names,
         device=device_name(learner.device),
         processes=learner.processes.count,
-        precision=learner.precision,
+        precision=learner.precision.name,
         torch=torch.__version__,
         commit=commit(),
         **measures,

@@ -25,7 +25,7 @@ from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.reproducibility import deterministic, threads
 from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.checkpoint import CHECKPOINT, read_checkpoint, save_weights
+from pycil_wsc.runs.checkpoint import CHECKPOINT, arithmetic, keep_arithmetic, read_checkpoint, save_weights
 from pycil_wsc.runs.device_check import rehearse
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.planning import check_plan, plan_of, too_slow
@@ -34,7 +34,7 @@ from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Evaluator
 from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
-from pycil_wsc.training.phase import Monitor, Phase, Resume
+from pycil_wsc.training.phase import Monitor, PhaseRun, Resume
 from pycil_wsc.training.processes import Processes, backend_of
 
 
@@ -140,7 +140,7 @@ class Run(Monitor):
         where = device_name(self.device)
         if self.processes.count > 1:
             where += f", {self.processes.count} processes over {backend_of(self.device.type)}"
-        self.journal.log.info("%s on %s, %s", self.folder, where, self.learner.precision)
+        self.journal.log.info("%s on %s, %s", self.folder, where, self.learner.precision.name)
 
     def _learn(self, task, resume):
         """Learn a task, on as many images as planned."""
@@ -167,7 +167,7 @@ class Run(Monitor):
             trained = self.processes.broadcast(first_task.load(path) if path and usable else None)
             self.learner.learn(task, self, resume, trained=trained and trained["learner"])
             if trained:
-                self.journal.task_loaded(trained, self.learner.images_trained)
+                self.journal.task_loaded(trained, self.learner.spent.images)
                 return
             self.journal.tick()
             self.journal.note_memory(self.device)
@@ -185,22 +185,23 @@ class Run(Monitor):
     def task_started(self, task: Task) -> None:
         self.records.task_started(task)
 
-    def phase_started(self, task: Task, phase: Phase, first: int) -> None:
+    def phase_started(self, task: Task, run: PhaseRun, first: int) -> None:
         self.journal.tick()
-        self.journal.bar.start(phase.name, first, phase.epochs, self.learner.images_trained)
+        self.journal.bar.start(run.phase.name, first, run.epochs, self.learner.spent.images)
         if self.resumes:
             self.resumes = False
-            self.journal.resumed(phase, first)
+            self.journal.resumed(run, first)
 
     def step(self, images: int) -> None:
         self.journal.bar.step(images * self.processes.count)
 
-    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
-        self.journal.epoch_ended(phase, epoch, loss, accuracy)
-        self.records.epoch_ended(task, number, phase, epoch, loss, accuracy)
+    def epoch_ended(self, task: Task, run: PhaseRun, epoch: int, loss: float, accuracy: float) -> None:
+        self.journal.epoch_ended(run, epoch, loss, accuracy)
+        self.records.epoch_ended(task, run, epoch, loss, accuracy)
         self.journal.tick()  # recording does not count as training
         if self.journal.mark - self.saved_at >= self.pause:
-            self._checkpoint({"task": task.index, "phase": number, "epoch": epoch + 1}, phase.optimizer.state_dict())
+            position = {"task": task.index, "phase": run.number, "epoch": epoch + 1}
+            self._checkpoint(position, run.phase.optimizer.state_dict())
 
     def task_trained(self, task: Task) -> None:
         flags = [parameter.isfinite().all() for parameter in self.learner.parameters()]
@@ -239,7 +240,7 @@ class Run(Monitor):
             "position": position,
             "learner": self.learner.state_dict(),
             "optimizer": optimizer,
-            **self.learner.arithmetic(),
+            **arithmetic(self.learner),
             "first_task": self.first_task,
             "records": self.records.state_dict(),
             "confusion": self.evaluator.confusion,
@@ -262,9 +263,9 @@ class Run(Monitor):
         if self.start and losses(state["history"])[: len(self.start["history"])] != losses(self.start["history"]):
             raise UnusableRun(f"{path}: was made from another learner; delete it to start this task again")
         if found:
-            self.learner.keep_arithmetic(found)
+            keep_arithmetic(self.learner, found)
             self.first_task = found.get("first_task", "")  # missing in checkpoints of earlier versions
-            self.journal.log.info("resumes in %s, as it began", self.learner.precision)
+            self.journal.log.info("resumes in %s, as it began", self.learner.precision.name)
         # copies: what training changes must not change ``start``
         self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
         self.records.load_state_dict(copy.deepcopy(state["records"]))

@@ -21,10 +21,9 @@ from pycil_wsc.devices import make_current, numbered, resolved_device, synchroni
 from pycil_wsc.errors import UserError, described
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.reproducibility import deterministic, threads
-from pycil_wsc.training import budget
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.learner_config import LearnerConfig
-from pycil_wsc.training.phase import Monitor, Phase
+from pycil_wsc.training.phase import Monitor, Phase, PhaseRun
 
 WARM_UP, TIMED = 5, 5  # steps of a phase: warm-up (fills caches, records a CUDA graph), then timed
 
@@ -84,20 +83,23 @@ class Truncated(BaseLearner):
         super().__init__(*arguments)
         self.planned: dict[int, list[float]] = {}
 
-    def phases(self, task: Task) -> Iterator[Phase]:
+    def begin_task(self, task: Task) -> None:
         self.planned[task.index] = []  # also of a task that trains nothing
+        super().begin_task(task)
+
+    def begin_phase(self, task: Task, run: PhaseRun) -> None:
+        super().begin_phase(task, run)
+        self.planned[task.index].append(run.steps / run.batches * run.phase.counted_images)
+        run.end_after(min(self.most_steps, run.steps))
+
+    def phases(self, task: Task) -> Iterator[Phase]:
         for number, phase in enumerate(super().phases(task)):
-            budget.fit(self, task, number, phase)
-            batches = self.num_batches(len(phase.indices), phase.batch_size)
-            epochs = phase.epochs if phase.steps is None else phase.steps / batches
-            self.planned[task.index].append(epochs * phase.counted_images)
-            phase.steps = min(self.most_steps, phase.epochs * batches)
-            phase.epochs = -(-phase.steps // batches)
-            before = self.train_flops
+            before = self.spent.operations
             yield phase
-            of_epoch = len(phase.indices) * (self.step_cost or 0)
-            of_epoch += self.exemplars_per_epoch(task, phase) * (self.exemplar_cost or 0)
-            self.train_flops = before + epochs * of_epoch  # as if it were all done
+            epochs = self.planned[task.index][number] / phase.counted_images
+            of_epoch = len(phase.indices) * (self.spent.per_image or 0)
+            of_epoch += self.batches.exemplars_in_epoch(phase, task.index) * (self.spent.per_exemplar or 0)
+            self.spent.operations = before + epochs * of_epoch  # as if it were all done
 
     def end_task(self, task: Task) -> None:
         """Only detach what is attached to the network: the task is not trained to its end."""
@@ -120,8 +122,8 @@ class Stopwatch(Monitor):
         self.images = 0.0  # images in the timed steps
         self.started = 0.0
 
-    def phase_started(self, task: Task, phase: Phase, first: int) -> None:
-        self.untimed = max(0, min(self.warm_up, (phase.steps or 0) - 1))
+    def phase_started(self, task: Task, run: PhaseRun, first: int) -> None:
+        self.untimed = max(0, min(self.warm_up, run.steps - 1))
         self.images = 0.0
         self.started = self._now()
 
@@ -133,11 +135,12 @@ class Stopwatch(Monitor):
         if not self.untimed:
             self.started = self._now()
 
-    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
+    def epoch_ended(self, task: Task, run: PhaseRun, epoch: int, loss: float, accuracy: float) -> None:
         if self.images:
+            phase = run.phase
             images = self.images * phase.counted_images / len(phase.indices)
-            self.speeds[task.index, number] = (self._now() - self.started) / images
-            self.names[task.index, number] = phase.name
+            self.speeds[task.index, run.number] = (self._now() - self.started) / images
+            self.names[task.index, run.number] = phase.name
 
     def seconds(self, task: int) -> float:
         """The seconds of all phases of a task; interpolated linearly between measured tasks."""

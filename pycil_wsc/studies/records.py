@@ -11,7 +11,7 @@ from pycil_wsc.files import read_file, write_atomically
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
 from pycil_wsc.studies.observer import Observed, Observer, Record
-from pycil_wsc.training.phase import Monitor, Phase
+from pycil_wsc.training.phase import Monitor, PhaseRun
 
 FILE = "analyses.jsonl"
 
@@ -36,7 +36,7 @@ class Records(Monitor):
         self.watching = list(self.observers)
         self._notify("task_started", task)
 
-    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
+    def epoch_ended(self, task: Task, run: PhaseRun, epoch: int, loss: float, accuracy: float) -> None:
         self._notify("epoch_ended", task)
 
     def task_trained(self, task: Task) -> None:

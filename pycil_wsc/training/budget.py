@@ -1,6 +1,7 @@
-"""What a task may spend: as many operations as Replay would, or a number of seconds. Phases share it by their images.
+"""The length of a phase: its epochs or, with a budget, as many steps as Replay's operations allow.
 
-A phase may spend what is left of the task's budget, times its share of the planned images that are left.
+The phases of a task share its budget by their images: one may spend what is left, times its share of the planned images
+that are left.
 """
 
 from collections.abc import Iterator
@@ -11,72 +12,65 @@ from pycil_wsc.data.batches.features import FeatureSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.layers import freeze
 from pycil_wsc.networks.nets import IncrementalNet
-from pycil_wsc.training.batch import Batch
-from pycil_wsc.training.hooks import Hooks
-from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.step.backward import Backward, epoch_of
+from pycil_wsc.training.batches import Batch
+from pycil_wsc.training.phase import Phase, PhaseRun
+from pycil_wsc.training.step.backward import Backward
 from pycil_wsc.training.step.cost import StepCost
+from pycil_wsc.training.trainable import Trainable
 
 
-def fit(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
-    """Set the length of a phase, and stretch its schedule to it. Has no effect on a phase that is fitted.
+def planned(learner: Trainable, task: Task, number: int, phase: Phase) -> PhaseRun:
+    """How the loop runs the task's phase ``number``. A budget sets its length, and stretches its schedule to it.
 
     A phase over stored features keeps its epochs: its operations are so few that they say nothing about its time.
     """
     config = learner.config
-    spending = learner.spending
-    stored = isinstance(phase.source, FeatureSource)
-    if phase.fitted or not (config.operations_like or config.task_seconds):
-        return
-    phase.fitted = True
-    if task.index != spending.task:
-        spending.task = task.index
-        spending.begun = []
-        spending.seconds = 0.0
-    if number == len(spending.begun):
-        before = spending.begun[-1]["images"] + spending.begun[-1]["own"] if spending.begun else 0
+    run = PhaseRun(phase, number, config.batch_size, by_step=config.schedule_unit == "iteration")
+    if not config.operations_like:
+        return run
+    _begin(learner, task, number, phase)
+    if not isinstance(phase.source, FeatureSource):
+        _fit(learner, task, run)
+    return run
+
+
+def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
+    """Note what was spent before a phase, unless a resumed run has noted it."""
+    spent = learner.spent
+    if task.index != spent.task:
+        spent.task = task.index
+        spent.begun = []
+    if number == len(spent.begun):
+        before = spent.begun[-1]["images"] + spent.begun[-1]["own"] if spent.begun else 0
         own = phase.epochs * phase.counted_images
-        now = {"operations": learner.train_flops, "seconds": spending.seconds, "images": before, "own": own}
-        spending.begun.append(now)
-    if stored:
-        return
-    if config.operations_like:
-        _fit_operations(learner, task, number, phase)
-    else:
-        _fit_seconds(learner, task, number, phase)
+        spent.begun.append({"operations": spent.operations, "images": before, "own": own})
 
 
-def _fit_operations(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
-    begun = learner.spending.begun
-    spent = begun[number]["operations"] - begun[0]["operations"]
-    left = (replay_operations(learner, task) - spent) * _share(learner, task, number)
-    exemplars = learner.exemplars_per_epoch(task, phase)
-    per_image, per_exemplar = costs_of_step(learner, task, number, phase, bool(exemplars))
-    learner.step_cost, learner.exemplar_cost = round(per_image), round(per_exemplar)
-    epochs = max(0, left) / (per_image * len(phase.indices) + per_exemplar * exemplars)
-    batches = learner.num_batches(len(phase.indices), phase.batch_size)
-    steps = max(1, round(epochs * batches))
-    planned, schedule = phase.epochs * batches, phase.lr
-    phase.steps, phase.epochs = steps, -(-steps // batches)
-    if steps != planned:
-        phase.lr = lambda epoch: schedule(epoch * planned / steps)
+def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
+    begun = learner.spent.begun
+    operations = begun[run.number]["operations"] - begun[0]["operations"]
+    left = (replay_operations(learner, task) - operations) * _share(learner, task, run.number)
+    exemplars = learner.batches.exemplars_in_epoch(run.phase, task.index)
+    per_image, per_exemplar = costs_of_step(learner, task, run, replays=exemplars > 0)
+    learner.spent.per_image = round(per_image)
+    learner.spent.per_exemplar = round(per_exemplar)
+    epochs = max(0, left) / (per_image * len(run.phase.indices) + per_exemplar * exemplars)
+    usual, steps = run.steps, max(1, round(epochs * run.batches))
+    schedule = run.lr
+    run.end_after(steps)
+    if steps != usual:
+        run.lr = lambda epoch: schedule(epoch * usual / steps)
 
 
-def _fit_seconds(learner: Hooks, task: Task, number: int, phase: Phase) -> None:
-    assert learner.config.task_seconds is not None
-    left = learner.config.task_seconds - learner.spending.begun[number]["seconds"]
-    phase.seconds = max(left * _share(learner, task, number), 1e-9)  # at least one step
-
-
-def _share(learner: Hooks, task: Task, number: int) -> float:
+def _share(learner: Trainable, task: Task, number: int) -> float:
     """The phase's share of the planned images of the phases that are left."""
     of_task = learner.planned_images(learner.config, task, learner.memory.counting(), learner.manager.train_targets)
-    begun = learner.spending.begun[number]
+    begun = learner.spent.begun[number]
     own = begun["own"]
     return min(1.0, own / max(own, of_task - begun["images"], 1))
 
 
-def replay_operations(learner: Hooks, task: Task) -> float:
+def replay_operations(learner: Trainable, task: Task) -> float:
     """The operations of Replay in the planned epochs of ``task``, with the memory before it."""
     images = len(task.train_indices) + len(learner.memory.before(task))
     with learner.seeded("cost"):
@@ -85,26 +79,28 @@ def replay_operations(learner: Hooks, task: Task) -> float:
     freeze(network)
     network.to(learner.device).train()
     side, cost = learner.train_source.info.image_size, StepCost()
-    with cost.measured(2), learner.autocast():
+    with cost.measured(2), learner.precision.autocast():
         network(torch.zeros(2, 3, side, side, device=learner.device)).float().sum().backward()
     assert cost.per_image is not None
     return learner.planned_epochs(learner.config, task) * images * cost.per_image
 
 
-def costs_of_step(learner: Hooks, task: Task, number: int, phase: Phase, replays: bool = False) -> tuple[float, float]:
+def costs_of_step(learner: Trainable, task: Task, run: PhaseRun, replays: bool = False) -> tuple[float, float]:
     """The operations of a phase per image and, before the step, per exemplar, counted in a step that is not taken:
     statistics and weights stay.
 
     ``replays``: whether the phase's batches have exemplars. The first batch that has one is then the step's.
     """
-    cost, backward = StepCost(), Backward(learner, phase)
+    phase = run.phase
+    cost = StepCost()
+    backward = Backward(learner, phase)
     kept = [(buffer, buffer.clone()) for buffer in learner.buffers()]
     learner.eval()
     phase.network.train()
     with learner.seeded("cost", device=learner.device):
-        part = _first_batch(epoch_of(learner, task, number, phase, 0), replays)
-        with cost.measured_before(part.replayed):
-            batch = learner.before_step(part)
+        drawn = _first_batch(learner.batches.of(phase, task.index, run.number, 0), replays)
+        with cost.measured_before(drawn.replayed):
+            batch = learner.before_step(drawn)
         with cost.measured(len(batch)):
             backward(batch)
             learner.after_backward(batch, backward)

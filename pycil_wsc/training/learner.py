@@ -1,21 +1,39 @@
-"""A learner: how it learns a task, and its state."""
+"""A learner: what a method overrides, what its hooks may use, how it learns a task, and its state."""
 
+import contextlib
+import functools
+import logging
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from pycil_wsc import seeding
+from pycil_wsc import registry, seeding
 from pycil_wsc.data.batches.loader import Source
+from pycil_wsc.data.memory.choices import normalise
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.memory.values import ExemplarValues
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, did_you_mean
+from pycil_wsc.keys import NoOptions
+from pycil_wsc.networks.layers import freeze, mark_frozen
+from pycil_wsc.networks.nets import Backbone, IncrementalNet, make_backbone
 from pycil_wsc.state import State
 from pycil_wsc.training import loop
-from pycil_wsc.training.hooks import Hooks
-from pycil_wsc.training.learner_config import LearnerConfig
-from pycil_wsc.training.phase import Monitor, Resume, refuse_images_and_targets
+from pycil_wsc.training.batches import Batch, Batches
+from pycil_wsc.training.learner_config import Costs, LearnerConfig
+from pycil_wsc.training.optimization import parameter_groups, task_schedule
+from pycil_wsc.training.outputs import Outputs
+from pycil_wsc.training.over import Over
+from pycil_wsc.training.phase import Monitor, Phase, PhaseRun, Resume, refuse_images_and_targets
+from pycil_wsc.training.precision import Precision, undefined_in_bf16
 from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
+from pycil_wsc.training.spent import Spent
+from pycil_wsc.training.step.backward import Backward
 
 Arguments = tuple[LearnerConfig, TaskSequence, Source, torch.device, Processes]  # of a learner's constructor
 HOOK = r"(before|after|begin|end|on|pre|post)_\w+"  # names that look like hooks
@@ -28,12 +46,11 @@ OF_PYCIL = {
 NEAR = 0.9  # the least similarity of a misspelt name, such as `phase`, to a hook's; other names are the method's own
 
 
-class BaseLearner(Hooks):
+class BaseLearner(nn.Module):
     """A continual learner. Its networks are submodules, so ``state_dict`` holds everything that it has learned.
 
-    A method must give ``loss``, unless it has no phases, and may override the other hooks. ``learn`` is never
-    overridden. The hooks are in :class:`~pycil_wsc.training.hooks.Hooks`, and what they may use in
-    :class:`~pycil_wsc.training.toolbox.Toolbox`.
+    A method must give ``loss``, unless it has no phases, and may override the other hooks, which the loop calls
+    (:mod:`.loop`). ``learn`` is never overridden.
 
     Args:
         config: the configuration, whose ``options`` has the method's own keys.
@@ -41,13 +58,54 @@ class BaseLearner(Hooks):
         train_source: gives the training images in batches.
         device: where the networks are.
         processes: those that share each batch; each has its own copy of the learner.
+
+    Hooks may use these objects:
+
+    * ``batches``: shuffled and augmented training batches (:class:`.batches.Batches`)
+    * ``outputs``: features and logits of many images (:class:`.outputs.Outputs`)
+    * ``over``: means, sums and norms over a batch that processes share (:class:`.over.Over`)
+    * ``precision``: the contexts in which the network computes (:class:`.precision.Precision`)
+    * ``memory``, and ``stored``, the values that are stored with each exemplar
+
+    Attributes:
+        Options: a frozen dataclass of the method's own keys (:func:`pycil_wsc.keys.key`).
+        uses_memory: whether the method keeps exemplars.
+        needs_exemplars: whether it would be another method without exemplars; they are then required.
+        chooses_first: whether the exemplars of a task are chosen before it is trained.
+        starts_anew: whether each task begins with new initial weights.
+        mixes: whether its batches follow ``replay_ratio``.
+        needs_new_classes: whether it cannot learn a task that brings only new images of known classes.
+        averages: whether it averages the weights itself, so that it cannot be consolidated.
+        one_phase: whether each task trains one network in one phase, as consolidation requires.
+        consolidates: whether Weight Space Consolidation is a part of it.
+        measures_quotas: whether the numbers of exemplars depend on the trained network, so that a run plans again.
+        plain_first_task: whether the first task is plain cross-entropy, so that learners may share its trained weights.
+        epoch_keys: the keys whose sum is the number of epochs of a later task.
+        own_schedules: of these, the keys of phases whose learning rate has a schedule of its own.
     """
+
+    network: nn.Module  # what `build` returns
+
+    Options: type = NoOptions
+    uses_memory = True
+    needs_exemplars = False
+    chooses_first = False
+    starts_anew = False
+    mixes = True
+    needs_new_classes = False
+    averages = False
+    one_phase = True
+    consolidates = False
+    measures_quotas = False
+    plain_first_task = False
+    epoch_keys: tuple[str, ...] = ("epochs",)
+    own_schedules: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
         """Raise :class:`UserError` for a class that defines hooks that do not exist, such as PyCIL's."""
         super().__init_subclass__()
         known = [name for name in dir(BaseLearner) if re.fullmatch(HOOK, name)]
-        own = vars(Hooks) | vars(BaseLearner)
+        own = vars(BaseLearner)
         hooks = [name for name, value in own.items() if callable(value) and not name.startswith("_")]
         for name, value in vars(cls).items():
             if name == "learn":
@@ -75,10 +133,283 @@ class BaseLearner(Hooks):
         device: torch.device,
         processes: Processes = SINGLE_PROCESS,
     ):
-        super().__init__(config, manager, train_source, device, processes)
+        super().__init__()
+        self.config = config
+        self.manager = manager
+        self.train_source = train_source
+        self.device = device
+        self.processes = processes
+        self.batches = Batches(self)
+        self.precision = Precision(config.precision, device, self._undefined_in_bf16)
+        self.outputs = Outputs(self)
+        self.over = Over(processes)
+        self.memory = configured_memory(config, self.stored_bytes)
+        self.spent = Spent()
         with self.seeded("weights"):
             self.network = self.build()
         self.place()
+
+    @functools.cached_property
+    def stored(self) -> ExemplarValues:
+        """Values that the method stores for each exemplar. Made at the first use: PyCIL's scripts give data last."""
+        return ExemplarValues(len(self.manager.train_targets), self.device)
+
+    # ---- hooks, in the order in which they are called ----------------------------------------------------------------
+
+    def build(self) -> nn.Module:
+        """The network before the first task."""
+        return IncrementalNet(self.new_backbone())
+
+    def grow(self, task: Task) -> None:
+        """Extend the network to the task's classes. When a run resumes, called for each earlier task first."""
+        self.network.grow(task.num_seen)
+
+    def begin_task(self, task: Task) -> None:
+        """Called before training, after :meth:`grow`.
+
+        When a run resumes within the task, the state has been restored: weights, memory, and what the learner itself
+        keeps. The weights are those of the stop, not those from before the task. What this hook computes from weights
+        must therefore be part of the state too, which is loaded once more when the phase resumes.
+        """
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        """The task's phases, in order; a generator may prepare each just before it starts.
+
+        A method without training yields none, and learns in :meth:`end_task`. When a run resumes, the generator starts
+        from its beginning with the state of the stop, which is loaded once more when the phase that resumes has been
+        yielded.
+        """
+        yield self.main_phase(task)
+
+    def new_samples(self, task: Task) -> np.ndarray:
+        """The samples of the task that it trains on, by default all: (n,). The same at each call; may have repeats."""
+        return task.train_indices
+
+    def begin_phase(self, task: Task, run: PhaseRun) -> None:
+        """Called before a phase, whose length and learning rates are known now and may be changed: ``run``.
+
+        When the phase resumes, its state is loaded afterwards.
+        """
+
+    def before_step(self, batch: Batch) -> Batch:
+        """The batch to train on, by default ``batch`` itself: for images that are mixed, as by CutMix, and for passes
+        of other networks over the exemplars alone (``batch.exemplar_rows``), whose outputs the loss finds in ``drawn``.
+
+        Random numbers that are drawn here, on the device, are the same with ``compile`` and after a resume. Operations
+        count as so many per exemplar of the batch.
+        """
+        return batch
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(scalar loss, logits (B, classes) of ``batch.images``), in a phase that has no loss of its own.
+
+        The loss is a mean over the batch, or over parts of it by ``self.over``, so that processes can share it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a phase, but no loss")
+
+    def after_backward(self, batch: Batch, backward: Backward) -> None:
+        """Called when the gradients are there, before they are clipped and the optimiser steps.
+
+        ``backward(batch, loss)`` replaces them by those of another batch, at other weights, or of another loss (by
+        default, the phase's): for projections (A-GEM) and sharpness (SAM). Copy the first ones if you need them.
+        """
+
+    def after_step(self) -> None:
+        """Called after each ``optimizer.step()``, before the gradients are cleared."""
+
+    def after_epoch(self, task: Task, run: PhaseRun, epoch: int, loss: float) -> None:
+        """Called after each epoch of a phase with its mean training loss."""
+
+    def end_task(self, task: Task) -> None:
+        """Called after training, before exemplars are chosen and the network is tested."""
+
+    def measured_quotas(self, task: Task) -> Sequence[int] | None:
+        """:meth:`quotas` when the network has been trained, if they depend on it: see ``measures_quotas``."""
+        return self.quotas(self.config, task, self.manager)
+
+    def after_memory(self, task: Task) -> None:
+        """Called when the exemplars of the task are chosen, before the test: to store their logits, for example."""
+
+    def time_constants(self) -> dict[str, float]:
+        """Keys that need time: {key: the optimiser steps within a task until its value takes effect}.
+
+        A run says in one line, before it trains, which of them are longer than its tasks.
+        """
+        return {}
+
+    # ---- prediction --------------------------------------------------------------------------------------------------
+
+    def extract(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, d) features, for herding, nearest mean and ``classify``."""
+        return self.network.extract(images)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """(B, d) features -> (B, classes) logits."""
+        return self.network.classify(features)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, classes) logits."""
+        return self.classify(self.extract(images))
+
+    def class_means(self, num_seen: int) -> np.ndarray | None:
+        """Normalised mean of each class's normalised exemplar features: float32 numpy (num_seen, d).
+
+        None if a class has no exemplars.
+        """
+        memory = self.memory.classes
+        if any(len(memory.get(c, ())) == 0 for c in range(num_seen)):
+            return None
+        indices = self.memory.indices
+        features, targets = normalise(self.outputs.features(indices)), self.manager.train_targets[indices]
+        return normalise(np.stack([features[targets == c].mean(0) for c in range(num_seen)]))
+
+    def also_tested(self) -> dict[str, nn.Module]:
+        """Further networks to test, by name: (B, 3, H, W) images -> (B, classes) logits."""
+        return {}
+
+    def costs(self) -> Costs:
+        """Further costs to record in the result, by name: numbers, or lists of one number per task."""
+        return {}
+
+    # ---- what is known from the configuration alone ------------------------------------------------------------------
+
+    @classmethod
+    def stored_bytes(cls, config: LearnerConfig, num_seen: int) -> int:
+        """The bytes that are stored with each exemplar (``self.stored``) once ``num_seen`` classes are known.
+
+        The key ``memory_bytes`` pays for them as for the images.
+        """
+        return 0
+
+    @classmethod
+    def check(cls, config: LearnerConfig) -> str | None:
+        """One line that says what is wrong with the learner's own options, or None."""
+
+    @classmethod
+    def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
+        """Raise :class:`UserError` if the method cannot use ``backbone``. Called before anything is trained."""
+
+    @classmethod
+    def also_reads(cls, config: LearnerConfig) -> set[str]:
+        """Which of ``memory_size`` and ``memory_per_class`` the method reads whatever ``fixed_memory`` is."""
+        return set()
+
+    @classmethod
+    def planned_epochs(cls, config: LearnerConfig, task: Task) -> int:
+        """The number of epochs of a task, for the cost that ``--dry-run`` prints."""
+        values = vars(config) | vars(config.options)
+        return sum(values[key] for key in cls.epoch_keys) if task.index else config.init_epoch
+
+    @classmethod
+    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+        """The images that the task trains on, over all epochs, with the exemplars in ``memory``. A run checks this.
+
+        ``targets``: (N,), the classes of the whole training set.
+        """
+        return cls.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
+
+    @classmethod
+    def quotas(cls, config: LearnerConfig, task: Task, manager: TaskSequence) -> Sequence[int] | None:
+        """The number of exemplars of each class seen after ``task``; None: equally many, as the memory's keys say.
+
+        ``manager``: the tasks, and the classes of the whole training set.
+        """
+        return None
+
+    # ---- what hooks may use ------------------------------------------------------------------------------------------
+
+    def main_phase(
+        self,
+        task: Task,
+        parameters: Iterable[nn.Parameter] | None = None,
+        epochs: int | None = None,
+        weight_decay: float | None = None,
+    ) -> Phase:
+        """The usual phase: the configured optimiser and schedule over the task's data and the memory.
+
+        Args:
+            task: the task; the keys of the first one begin with ``init``.
+            parameters: those that the phase trains; None: all of :attr:`network`.
+            epochs: None: the configured number.
+            weight_decay: None: the configured one.
+        """
+        c = self.config
+        first = task.index == 0
+        usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
+        num_epochs: int = usual_epochs if epochs is None else epochs
+        decay: float = usual_decay if weight_decay is None else weight_decay
+        optimizer = self.optimizer(parameters or self.network.parameters(), decay)
+        indices = self.training_indices(task)
+        interval = 1 if c.schedule_unit == "epoch" else 1 / self.batches.number(len(indices))
+        lr = task_schedule(c, first, num_epochs, interval)
+        return Phase(
+            epochs=num_epochs,
+            optimizer=optimizer,
+            lr=lr,
+            indices=indices,
+            loss=self.loss,
+            network=self.network,
+            mixed=self.mixes,
+        )
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+        """A new optimiser, as configured, of the trainable ``parameters``; the loop sets its learning rate.
+
+        It has a group for each ``lr_scale``, the factor of the schedule's learning rate: ``backbone_lr_factor *
+        layer_decay ** depth`` for a layer at this distance from the head, and 1 for all others.
+        """
+        depths = {}
+        for network in self.children():
+            depths |= getattr(network, "depths", dict)()
+        groups = parameter_groups(parameters, weight_decay, depths, self.config)
+        return registry.optimizers[self.config.optimizer](groups, self.config)
+
+    def first_class(self, task: Task) -> int:
+        """The first class, in learning order, of the task's images: ``num_old`` if all its classes are new."""
+        return int(self.manager.train_targets[task.train_indices].min())
+
+    def training_indices(self, task: Task) -> np.ndarray:
+        """The task's samples, as in :meth:`new_samples`, and all exemplars: (n,)."""
+        return np.concatenate([self.new_samples(task), self.memory.indices])
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
+        return cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
+
+    def new_backbone(self, pretrained: bool | str | None = None) -> Backbone:
+        """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
+        side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
+        return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
+
+    def seeded(self, *address: str | int, **device: torch.device) -> contextlib.AbstractContextManager:
+        return seeding.seeded(self.config.seed, *address, **device)
+
+    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors`` on the device, such as those of a saved state."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def place(self) -> None:
+        """Move all networks to the device, in the memory format that ``channels_last`` sets."""
+        memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
+        self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+
+    def freeze(self) -> None:
+        """Turn off gradients of the parts that the configuration freezes."""
+        freeze(self)
+
+    def _undefined_in_bf16(self) -> bool:
+        """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
+        name, side = self.config.convnet_type, self.train_source.info.image_size
+        with self.seeded("probe"):  # does not advance the generator of the weights
+            needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
+        if needed:
+            logging.getLogger("pycil_wsc").warning(
+                "precision: images of side %d are too small for '%s' in bf16 on the CPU (gradients of a convolution "
+                "would be undefined); computing in fp32",
+                side,
+                name,
+            )
+        return needed
 
     # ---- the task, and its state -------------------------------------------------------------------------------------
 
@@ -129,21 +460,22 @@ class BaseLearner(Hooks):
             return
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
         quotas = self.measured_quotas(task)
-        self.memory.update(task, self.manager.train_targets, self.features, rng, self.processes.map, quotas)
+        self.memory.update(task, self.manager.train_targets, self.outputs.features, rng, self.processes.map, quotas)
         self.stored.keep(self.memory.indices)
 
     def trained_state(self) -> State:
         """The result of training the first task, in a form that every learner with the same backbone can load."""
         return {
             "tensors": self._first_task_tensors(),
-            "images_trained": self.images_trained,
-            "train_flops": self.train_flops,
+            "images_trained": self.spent.images,
+            "train_flops": self.spent.operations,
         }
 
     def load_trained_state(self, state: State) -> None:
         for mine, trained in zip(self._first_task_tensors(), state["tensors"], strict=True):
             mine.copy_(trained)
-        self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
+        self.spent.images = state["images_trained"]
+        self.spent.operations = state["train_flops"]
 
     def _first_task_tensors(self):
         return [tensor for part in self.network.first_parts() for tensor in part.state_dict().values()]
@@ -152,18 +484,45 @@ class BaseLearner(Hooks):
         return {
             "memory": self.memory.state_dict(),
             "stored": self.stored.state_dict(),
-            "spending": self.spending.state_dict(),
-            "images_trained": self.images_trained,
-            "train_flops": self.train_flops,
-            "step_cost": self.step_cost,
-            "exemplar_cost": self.exemplar_cost,
+            "spending": self.spent.state_dict(),
+            "images_trained": self.spent.images,
+            "train_flops": self.spent.operations,
+            "step_cost": self.spent.per_image,
+            "exemplar_cost": self.spent.per_exemplar,
         }
 
     def set_extra_state(self, state: State) -> None:
         self.memory.load_state_dict(state["memory"])
         self.stored.load_state_dict(state.get("stored", {}))  # missing in states of earlier versions
         if "spending" in state:  # missing in states of earlier versions
-            self.spending.load_state_dict(state["spending"])
-        self.images_trained, self.train_flops = state["images_trained"], state["train_flops"]
-        self.step_cost = state.get("step_cost")  # missing in states of earlier versions
-        self.exemplar_cost = state.get("exemplar_cost", 0)  # missing likewise: part of the cost per image
+            self.spent.load_state_dict(state["spending"])
+        self.spent.images = state["images_trained"]
+        self.spent.operations = state["train_flops"]
+        self.spent.per_image = state.get("step_cost")  # missing in states of earlier versions
+        self.spent.per_exemplar = state.get("exemplar_cost", 0)  # missing likewise: part of the cost per image
+
+
+def configured_memory(config: LearnerConfig, stored_bytes: Callable[[LearnerConfig, int], int]) -> ExemplarMemory:
+    """An empty memory as configured; ``stored_bytes``: the method's hook."""
+    capacity = functools.partial(capacity_of, config, stored_bytes)
+    return ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars, capacity)
+
+
+def capacity_of(config: LearnerConfig, stored_bytes: Callable[[LearnerConfig, int], int], num_seen: int) -> int:
+    """The number of exemplars in all once ``num_seen`` classes are known, with ``fixed_memory`` false.
+
+    ``memory_bytes`` also pays for what is stored with each, so that fewer fit the more classes there are.
+    """
+    size = config.memory_size
+    if config.memory_bytes is None or not size:
+        return size
+    # an image takes memory_bytes / memory_size bytes, or a little less
+    return config.memory_bytes * size // (config.memory_bytes + size * stored_bytes(config, num_seen))
+
+
+def configured_backbone(config: LearnerConfig, image_size: int | None, pretrained: bool | str) -> Backbone:
+    """A new backbone for images of side ``image_size``, with its frozen parts marked. Raises :class:`UserError`."""
+    checkpointing = config.grad_checkpointing
+    backbone = make_backbone(config.convnet_type, config.convnet_options, pretrained, image_size, checkpointing)
+    mark_frozen(backbone, config.freeze)
+    return backbone

@@ -69,9 +69,6 @@ class BudgetOptions:
         "by `budget`",
         choices=(None, "replay"),
     )
-    task_seconds: float | None = key(
-        None, "train each task for this many seconds; null: for its epochs. Set by `budget`", above=0
-    )
 
 
 @dataclass(frozen=True)

@@ -1,72 +1,106 @@
-"""A phase of training within a task, and the position at which a stopped run resumes."""
+"""A phase of training within a task, how the loop runs it, and the position at which a stopped run resumes."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pycil_wsc.data.batches.loader import BatchSource
+from pycil_wsc.data.batches.order import batch_slices
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
+from pycil_wsc.training.batches import Batch, Sampling
+from pycil_wsc.training.optimization import set_rate
+from pycil_wsc.training.schedules import Schedule
+
+Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (scalar loss, logits (B, classes))
 
 
-@dataclass
-class Phase:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Phase(Sampling):
     """A phase of training within a task: ``epochs`` passes over ``indices`` of the training set with one optimiser.
+
+    A declaration: what the loop makes of it is a :class:`PhaseRun`.
 
     Args:
         epochs: the number of passes.
         optimizer: any optimiser of any parameters. The loop sets the learning rate of its groups, times a group's
             ``lr_scale`` if it has one.
         lr: maps the position in the schedule, in epochs, to the learning rate; a float within an epoch.
-        indices: the samples: int64 (n,).
         loss: batch -> (scalar loss, logits (B, classes)).
         network: the only part in training mode.
         name: for the progress bar.
-        mixed: batches follow ``replay_ratio``.
-        views: how many augmentations of each image a batch has; all but the first are in ``batch.views``.
-        source: None: the training images; otherwise a source of the same interface, such as
-            :class:`~pycil_wsc.data.batches.features.FeatureSource`, whose rows ``indices`` are, none of them
-            ``from_memory``.
-        targets: int64 (rows,), the targets of all rows of ``source``.
-        draw: generator on the device -> tensors that the loss needs, such as random numbers: ``batch.drawn``. They are
-            the same in all processes.
-        batch_size: None: the configured one.
-        augmentation: None: the configured one.
         images: the number of training images that an epoch counts as; None: that of ``indices``.
-        steps: the number of optimiser steps, which may end within the last epoch; None: all.
-        seconds: end the phase after this many seconds of training; ``epochs`` is then only the length of the schedule.
-        fitted: whether the budget has already set the length (set by the training loop).
-        reached: the position in the schedule after the latest epoch, in epochs (set by the training loop).
+
+    The other arguments are those of :class:`~.batches.Sampling`.
     """
 
     epochs: int
     optimizer: torch.optim.Optimizer
-    lr: Callable
-    indices: np.ndarray
-    loss: Callable
+    lr: Schedule
+    loss: Loss
     network: nn.Module
     name: str = "train"
-    mixed: bool = True
-    views: int = 1
-    source: BatchSource | None = None
-    targets: np.ndarray | None = None
-    draw: Callable[[torch.Generator], tuple[torch.Tensor, ...]] | None = None
-    batch_size: int | None = None
-    augmentation: str | None = None
     images: int | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    fitted: bool = False
-    reached: float = 0.0
 
     @property
     def counted_images(self) -> int:
         """The number of training images of an epoch."""
         return len(self.indices) if self.images is None else self.images
+
+
+class PhaseRun:
+    """How the loop runs a phase, the ``number``-th of its task: its length, its learning rates, and where it is.
+
+    Attributes:
+        batches: the steps of a whole epoch.
+        epochs: the epochs, of which the last may end early.
+        steps: the optimiser steps of all epochs.
+        lr: the learning rate at a position in the schedule, in epochs.
+        done: the steps of the current epoch so far.
+        replayed: the exemplars in these steps, in this process.
+    """
+
+    def __init__(self, phase: Phase, number: int, batch_size: int, by_step: bool) -> None:
+        self.phase = phase
+        self.number = number
+        self.slices = batch_slices(len(phase.indices), phase.batch_size or batch_size, join=True)
+        self.by_step = by_step  # whether the learning rate changes with each step, not with each epoch
+        self.batches = len(self.slices)
+        self.epochs = phase.epochs
+        self.steps = phase.epochs * self.batches
+        self.lr = phase.lr
+        self.done = 0
+        self.replayed = 0
+
+    def end_after(self, steps: int) -> None:
+        """End after this many steps, within an epoch too."""
+        self.steps = steps
+        self.epochs = -(-steps // self.batches)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the learning rate of an epoch."""
+        self.done = 0
+        self.replayed = 0
+        set_rate(self.phase.optimizer, self.lr(epoch))
+
+    def within(self, epoch: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of an epoch, up to the end of the phase. Sets the learning rate of each step."""
+        last = min(self.batches, self.steps - epoch * self.batches)
+        for step, batch in enumerate(batches):
+            if step == last:
+                return
+            if self.by_step:
+                set_rate(self.phase.optimizer, self.lr(epoch + step / self.batches))
+            self.done = step + 1
+            self.replayed += batch.replayed or 0
+            yield batch
+
+    @property
+    def images(self) -> int:
+        """The number of images in the steps of the epoch so far, in all processes."""
+        return self.slices[self.done - 1].stop
 
 
 @dataclass(frozen=True)
@@ -104,14 +138,14 @@ class Monitor:
     def task_started(self, task: Task) -> None:
         pass
 
-    def phase_started(self, task: Task, phase: Phase, first: int) -> None:
+    def phase_started(self, task: Task, run: PhaseRun, first: int) -> None:
         """A phase begins, or goes on, with epoch ``first``."""
 
     def step(self, images: int) -> None:
         pass
 
-    def epoch_ended(self, task: Task, number: int, phase: Phase, epoch: int, loss: float, accuracy: float) -> None:
-        """Epoch ``epoch`` of the task's phase ``number`` has ended, with this mean loss and accuracy in percent."""
+    def epoch_ended(self, task: Task, run: PhaseRun, epoch: int, loss: float, accuracy: float) -> None:
+        """Epoch ``epoch`` of a phase has ended, with this mean loss and accuracy in percent."""
 
     def task_trained(self, task: Task) -> None:
         pass

@@ -1,10 +1,51 @@
 """The floating-point precision of a run."""
 
+import contextlib
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from pycil_wsc.devices import computes_bf16, computes_bf16_natively
 from pycil_wsc.errors import UserError
+
+
+class Precision:
+    """The precision in which a learner computes: ``self.precision``.
+
+    Args:
+        wanted: ``fp32``, ``bf16`` or ``auto``.
+        device: where it computes.
+        undefined: tells whether gradients of the backbone would be undefined in bf16 on the CPU, which then computes in
+            fp32; called once, if it matters.
+    """
+
+    def __init__(self, wanted: str, device: torch.device, undefined: Callable[[], bool]) -> None:
+        self.wanted = wanted
+        self.device = device
+        self._undefined = undefined
+        self._needs_fp32: bool | None = None  # not a cached property: before Python 3.12 these share a lock
+
+    @property
+    def name(self) -> str:
+        """``fp32`` or ``bf16``."""
+        name = resolved_precision(self.wanted, self.device)
+        if name != "bf16" or self.device.type != "cpu":
+            return name
+        if self._needs_fp32 is None:
+            self._needs_fp32 = self._undefined()
+        return "fp32" if self._needs_fp32 else name
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The context in which the network computes."""
+        if self.name == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def full(self) -> contextlib.AbstractContextManager:
+        """A context in which nothing is lowered, within :meth:`autocast` too."""
+        lowered = torch.is_autocast_enabled(self.device.type)  # not in a program that is exported
+        return torch.autocast(self.device.type, enabled=False) if lowered else contextlib.nullcontext()
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:

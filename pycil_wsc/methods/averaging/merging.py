@@ -32,7 +32,7 @@ class MergingLearner(Replay):
         super().end_task(task)
         if task.index:
             self.merge(task)
-            self.collect_statistics(task)
+            self.outputs.recompute_batch_norm(task)
 
 
 class InterpolatingLearner(MergingLearner):

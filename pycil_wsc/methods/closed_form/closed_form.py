@@ -11,7 +11,7 @@ from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.keys import key
 from pycil_wsc.networks.closed_form import ClosedFormNet
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
@@ -74,7 +74,7 @@ class ClosedForm(BaseLearner):
     def end_task(self, task: Task) -> None:
         self.network.first_head = None
         indices, head = self.images_of(task), self.network.head
-        features = torch.from_numpy(self.features(indices))
+        features = torch.from_numpy(self.outputs.features(indices))
         labels = torch.from_numpy(self.manager.train_targets[indices])
         known, former = self.relearned(indices)
         new = np.setdiff1d(np.arange(len(indices)), known)
@@ -108,7 +108,7 @@ class ClosedForm(BaseLearner):
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: large logits whose differences count."""
-        with self.without_autocast():
+        with self.precision.full():
             return self.network.classify(features)
 
     @classmethod

@@ -22,10 +22,9 @@ from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, h
 from pycil_wsc.networks.nets import inner_units
 from pycil_wsc.state import State
 from pycil_wsc.studies.resets import Training
-from pycil_wsc.training import budget
 from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.processes import SINGLE_PROCESS
 from pycil_wsc.training.schedules import held_lr
 
@@ -110,42 +109,48 @@ class Consolidated(Scoring):
                     f"model_name: '{self.config.model_name}' trains a task in several phases, so it cannot be "
                     "consolidated; declare one_phase = False in its class"
                 )
-            if task.index or self.config.wsc.first_task:
-                if self.config.wsc.trigger == "held_out":
-                    self.held_out_indices = held_out_exemplars(self, task)
-                    phase.indices = np.sort(phase.indices[~np.isin(phase.indices, self.held_out_indices)])
-                budget.fit(self, task, number, phase)
-                self._consolidate(task, phase)
+            if self._consolidates(task) and self.config.wsc.trigger == "held_out":
+                self.held_out_indices = held_out_exemplars(self, task)
+                kept = phase.indices[~np.isin(phase.indices, self.held_out_indices)]
+                phase = replace(phase, indices=np.sort(kept))
             yield phase
+
+    def begin_phase(self, task: Task, run: PhaseRun) -> None:
+        super().begin_phase(task, run)
+        if self._consolidates(task):
+            self._consolidate(task, run)
+
+    def _consolidates(self, task: Task) -> bool:
+        return task.index > 0 or self.config.wsc.first_task
 
     # ---- the beginning of a task -------------------------------------------------------------------------------------
 
-    def _consolidate(self, task, phase):
+    def _consolidate(self, task: Task, run: PhaseRun) -> None:
         options = self.config.wsc
-        per_epoch = self.num_batches(len(phase.indices), phase.batch_size)
-        rule = self._rule(task, per_epoch)
+        rule = self._rule(task, run.batches)
         given = {"importance": chosen_importance(self, task), "reset": rule if isinstance(rule, Reset) else None}
-        if options.trigger != "warmup" or phase.seconds:
-            given["warmup_steps"] = None  # until a plateau, or until a fraction of the seconds is over
-        elif phase.steps is not None:  # a budget ends the last epoch early, which may be the only one
-            warmup = warmup_in_steps(options.warmup, phase.epochs, per_epoch, bool(rule))
-            if warmup >= phase.steps:
-                given["warmup_steps"] = warmup_in_steps(options.warmup, phase.steps, resets=bool(rule))
-        wsc = options.build(self.network.named_parameters(), phase.epochs, per_epoch, **given)
-        if phase.steps is not None:
-            wsc.check_fits(phase.steps)
-        self.consolidation = wsc.attach(phase.optimizer)
+        if options.trigger != "warmup":
+            given["warmup_steps"] = None  # until a plateau
+        else:
+            warmup = warmup_in_steps(options.warmup, run.epochs, run.batches, bool(rule))
+            if warmup >= run.steps:  # a budget ends the last epoch early, which may be the only one
+                warmup = warmup_in_steps(options.warmup, run.steps, resets=bool(rule))
+            given["warmup_steps"] = warmup
+        wsc = options.build(self.network.named_parameters(), run.epochs, run.batches, **given)
+        wsc.check_fits(run.steps)
+        self.consolidation = wsc.attach(run.phase.optimizer)
         if not (rule is None or isinstance(rule, Reset)):
-            self.replacement = rule.attach(phase.optimizer)  # after the consolidation, which so sees a step first
+            self.replacement = rule.attach(run.phase.optimizer)  # after the consolidation, which so sees a step first
         if wsc.warmup_steps is None:
             self.warm_epochs = math.inf
-            self.plateau = None if options.trigger == "warmup" else Plateau(options.patience)
+            self.plateau = Plateau(options.patience)
         else:
-            self.warm_epochs = options.held_from(phase.epochs, wsc.warmup_steps)
+            self.warm_epochs = options.held_from(run.epochs, wsc.warmup_steps)
         if options.holds_rate:
-            interval = 1 if self.config.schedule_unit == "epoch" else 1 / per_epoch
-            schedule, held = phase.lr, (options.average_lr, options.average_anneal, interval)
-            phase.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
+            interval = 1 if self.config.schedule_unit == "epoch" else 1 / run.batches
+            schedule = run.lr
+            held = options.average_lr, options.average_anneal, interval
+            run.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
 
     def _rule(self, task, per_epoch) -> Reset | Replacement | None:
         """The reset that ``wsc.reset`` names: one of the options' own, or a registered one."""
@@ -179,17 +184,16 @@ class Consolidated(Scoring):
 
     # ---- during and after a task -------------------------------------------------------------------------------------
 
-    def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
-        super().after_epoch(task, phase, epoch, loss)
-        if self.consolidation and self.warm_epochs == math.inf and phase.reached < phase.epochs:
-            if self._is_warm(phase, loss):
+    def after_epoch(self, task: Task, run: PhaseRun, epoch: int, loss: float) -> None:
+        super().after_epoch(task, run, epoch, loss)
+        if self.consolidation and self.plateau and self.warm_epochs == math.inf and epoch + 1 < run.epochs:
+            if self.plateau.reached(self._watched(loss)):
                 self.consolidation.end_warmup()
-                self.warm_epochs = phase.reached
+                self.warm_epochs = epoch + 1
 
-    def _is_warm(self, phase, loss):
-        if self.plateau is None:
-            return phase.reached >= self.config.wsc.warmup * phase.epochs
-        return self.plateau.reached(loss if self.held_out_indices is None else mean_loss(self, self.held_out_indices))
+    def _watched(self, loss: float) -> float:
+        """The loss whose plateau ends the warm-up: that of training, or of the exemplars that are held out."""
+        return loss if self.held_out_indices is None else mean_loss(self, self.held_out_indices)
 
     def end_task(self, task: Task) -> None:
         if self.consolidation:
@@ -202,7 +206,7 @@ class Consolidated(Scoring):
                 self.replacement.detach()
                 self.replaced = [*self.replaced, self.replacement.replaced]
             if ended and self.config.wsc.average:
-                self.collect_statistics(task)
+                self.outputs.recompute_batch_norm(task)
             self.consolidation = self.replacement = self.plateau = self.held_out_indices = None
         super().end_task(task)
 

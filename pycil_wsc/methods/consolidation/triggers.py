@@ -64,7 +64,7 @@ def mean_loss(learner: BaseLearner, indices: np.ndarray) -> float:
     for images, targets in learner.train_source.batches(
         indices, learner.manager.train_targets, learner.config.batch_size, share=share
     ):
-        with learner.autocast():
+        with learner.precision.autocast():
             logits = learner.predict(images)
         total += cross_entropy(logits.float(), targets, reduction="sum")
     return learner.processes.sum_(total).item() / len(indices)

@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.wa import WA
 from pycil_wsc.networks.nets import BiasCorrectedNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 
@@ -61,19 +61,17 @@ class BiC(WA):
         validation = self.validation_samples(task)
         main = self.main_phase(task, [*self.network.backbone.parameters(), *self.network.head.parameters()])
         if len(validation):  # else the batches are Replay's, with which it shares the first task
-            main.indices = np.setdiff1d(main.indices, validation)
-        rate = main.lr  # a budget changes that of the phase
+            main = replace(main, indices=np.setdiff1d(main.indices, validation))
         yield main
         if len(validation):
-            c, newest = self.config, self.network.corrections[-1]
             yield Phase(
-                c.epochs,
-                self.optimizer([newest], c.weight_decay),
-                rate,
-                validation,
-                self.correction_loss,
-                self.network,
-                "bias correction",
+                name="bias correction",
+                epochs=self.config.epochs,
+                optimizer=self.optimizer([self.network.corrections[-1]], self.config.weight_decay),
+                lr=main.lr,
+                indices=validation,
+                loss=self.correction_loss,
+                network=self.network,
                 mixed=False,
             )
 

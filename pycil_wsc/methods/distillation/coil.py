@@ -16,8 +16,8 @@ from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
-from pycil_wsc.training.batch import Batch
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.batches import Batch
+from pycil_wsc.training.phase import PhaseRun
 
 
 @register_learner(
@@ -102,7 +102,7 @@ class COIL(DistillingLearner):
     def transported(self, samples: np.ndarray, others: np.ndarray, total: int | None = None) -> Tensor:
         """The head's rows of the classes of ``samples``, as rows of the m classes of ``others``: (m, d)."""
         options, targets = self.config.options, self.manager.train_targets
-        sources, goals = (means_of(self.features(each), targets[each]) for each in (samples, others))
+        sources, goals = (means_of(self.outputs.features(each), targets[each]) for each in (samples, others))
         labels, plan = plan_between(sources, goals, options.norm_term, options.sinkhorn, total)
         weight = self.network.head.weight[torch.from_numpy(labels).to(self.device)]
         return torch.from_numpy(plan.T).to(weight) @ normalize(weight)
@@ -128,10 +128,11 @@ class COIL(DistillingLearner):
         if self.due and self.config.compile:
             self.renew()
 
-    def after_epoch(self, task: Task, phase: Phase, epoch: int, loss: float) -> None:
+    def after_epoch(self, task: Task, run: PhaseRun, epoch: int, loss: float) -> None:
         self.epoch, self.step, self.due = epoch + 1, 0, task.index > 0
         if self.due:
-            self.terms.copy_(torch.tensor([0.0, self.config.options.reg_term * (phase.reached / phase.epochs) ** 2]))
+            progress = (epoch + 1) / run.epochs
+            self.terms.copy_(torch.tensor([0.0, self.config.options.reg_term * progress**2]))
 
     @torch.no_grad()
     def renew(self) -> None:

@@ -6,7 +6,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.distilling import DistillingLearner
 from pycil_wsc.methods.losses import distillation
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 
 
 @register_learner("icarl", epochs=170, milestones=[80, 120])

@@ -7,7 +7,7 @@ from pycil_wsc.methods.distillation.distilling import DistillingLearner
 from pycil_wsc.methods.losses import distillation
 from pycil_wsc.methods.replay.finetune import Finetune
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 
 
 @register_learner("lwf", init_milestones=[60, 120, 160], epochs=250, milestones=[60, 120, 180, 220], nme=False)

@@ -2,7 +2,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.networks.stages import stages_of, with_stages
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.schedules import cosine_lr
@@ -84,14 +84,17 @@ class PODNet(DistillingLearner):
             return
         if self.balanced is None:  # otherwise a stopped run resumes in the second phase
             seed, targets = seeding.derived_seed(self.config.seed, "balanced", task.index), self.manager.train_targets
-            chosen = balanced_set(self.memory, task, targets, seed, self.features, self.processes.map)
+            chosen = balanced_set(self.memory, task, targets, seed, self.outputs.features, self.processes.map)
             self.balanced = chosen.tolist()
         if self.balanced:
             c, options = self.config, self.config.options
-            phase = self.main_phase(task, epochs=options.ft_epochs)
-            phase.indices, phase.lr = np.array(self.balanced), cosine_lr(options.ft_lrate, options.ft_epochs, c.min_lr)
-            phase.name, phase.mixed = "balanced", False
-            yield phase
+            yield replace(
+                self.main_phase(task, epochs=options.ft_epochs),
+                name="balanced",
+                lr=cosine_lr(options.ft_lrate, options.ft_epochs, c.min_lr),
+                indices=np.array(self.balanced),
+                mixed=False,
+            )
 
     @classmethod
     def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:

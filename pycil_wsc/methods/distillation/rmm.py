@@ -77,7 +77,7 @@ class RMM(BaseLearner):
     def _summed_loss(self, indices):
         """The cross-entropy of one batch of samples, summed."""
         ((images, labels),) = self.train_source.batches(indices, self.manager.train_targets, len(indices))
-        with self.autocast():
+        with self.precision.autocast():
             logits = self.network(images).float()
         return cross_entropy(logits, labels, reduction="sum")
 

@@ -1,6 +1,6 @@
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import Backbone, ExpandingNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
@@ -82,15 +82,20 @@ class BEEF(BaseLearner):
             yield self.main_phase(task)
             return
         expansion = self.main_phase(task, [p for name, p in network.named_parameters() if name != "fusion"])
-        expansion.name = "expansion"
-        yield expansion
+        yield replace(expansion, name="expansion")
         if indices := self.fusion_indices(task):
             options, decay = self.config.options, self.config.weight_decay
             network.own_head.requires_grad_(False)
-            rate = cosine_lr(options.fusion_lr, options.fusion_epochs, self.config.min_lr)
-            optimizer = self.optimizer([network.fusion], decay)
-            fused = np.concatenate(indices)
-            yield Phase(options.fusion_epochs, optimizer, rate, fused, self.fusion_loss, network, "fusion", mixed=False)
+            yield Phase(
+                name="fusion",
+                epochs=options.fusion_epochs,
+                optimizer=self.optimizer([network.fusion], decay),
+                lr=cosine_lr(options.fusion_lr, options.fusion_epochs, self.config.min_lr),
+                indices=np.concatenate(indices),
+                loss=self.fusion_loss,
+                network=network,
+                mixed=False,
+            )
 
     def fusion_indices(self, task: Task) -> list[np.ndarray]:
         """For each class, as many random images of the task and the memory as the memory's quota; none without it."""

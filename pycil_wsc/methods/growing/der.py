@@ -7,7 +7,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.losses import newest_task_targets
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 
 

@@ -1,6 +1,6 @@
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.losses import balanced_weights, distillation
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
 
@@ -95,16 +95,14 @@ class FOSTER(BaseLearner):
         counts = torch.from_numpy(self.class_counts(task))
         self.weights = balanced_weights(counts, options.beta1).to(self.device)
         self._zero_old_features()
-        boosting.name = "boosting"
-        yield boosting
+        yield replace(boosting, name="boosting")
         if options.is_teacher_wa and task.num_new:
             self.network.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
         self.weights = balanced_weights(counts, options.beta2).to(self.device)
         compression = self.main_phase(
             task, self.student.parameters(), options.compression_epochs, options.compression_weight_decay
         )
-        compression.network, compression.loss, compression.name = self.student, self.compression_loss, "compression"
-        yield compression
+        yield replace(compression, name="compression", network=self.student, loss=self.compression_loss)
         if options.is_student_wa and task.num_new:
             self.student.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
 

@@ -1,6 +1,6 @@
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import Backbone, ExpandingNet
 from pycil_wsc.networks.stages import stages_of, tokens_of_last_stage
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.processes import Processes
@@ -72,9 +72,7 @@ class TagFex(BaseLearner):
         network.blocks[:-1].requires_grad_(False)
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        phase = self.main_phase(task)
-        phase.views = 2
-        yield phase
+        yield replace(self.main_phase(task), views=2)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         options, network = self.config.options, self.network
@@ -122,11 +120,11 @@ class TagFex(BaseLearner):
         merged = self.network.attention(agnostic.detach(), own).mean(1)
         guide = self.network.merged_head(merged).float()
         errors = cross_entropy(guide, (targets - self.num_old).clamp(min=0), reduction="none")
-        loss = self.mean_over(errors, new)
+        loss = self.over.mean(errors, new)
         student = (logits[:, self.num_old :] / options.kd_temp).log_softmax(1)
         teacher = (guide.detach() / options.kd_temp).log_softmax(1)
-        divergence = self.mean_over((teacher.exp() * (teacher - student)).sum(1), new)
-        better, usual = self.over_whole_batch(torch.stack([loss, right]), len(targets))
+        divergence = self.over.mean((teacher.exp() * (teacher - student)).sum(1), new)
+        better, usual = self.over.losses(torch.stack([loss, right]), len(targets))
         return options.trans_cls_factor * loss + options.transfer_factor * torch.where(better < usual, divergence, 0)
 
     def end_task(self, task: Task) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pycil_wsc.data.tasks.tasks import Task
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.step.backward import Backward
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def fisher_of_batches(
 
     fisher = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     backward = Backward(learner, learner.main_phase(task), batch_norm_parts=1)  # PyCIL's is computed on one GPU
-    batches = learner.num_batches(len(indices))
+    batches = learner.batches.number(len(indices))
     learner.eval()
     learner.network.train()
     address = task.index, "fisher"
     with learner.seeded("dropout", *address, learner.processes.rank, device=learner.device):
-        for batch in learner.training_batches(indices, *address, mixed=False):
+        for batch in learner.batches.of(Sampling(indices=indices, mixed=False), *address):
             backward(batch, loss)
             for name, parameter in parameters.items():
                 if parameter.grad is not None:

@@ -34,7 +34,7 @@ class MAS(PenalisingLearner):
         targets, size = self.manager.train_targets, self.config.batch_size
         share = self.processes.share_of_batches
         for images, _ in self.train_source.batches(task.train_indices, targets, size, share=share):
-            with self.autocast():
+            with self.precision.autocast():
                 logits = self.network(images)
             norms = logits.float().square().sum()
             gradients = torch.autograd.grad(norms, list(parameters.values()), allow_unused=True)

@@ -8,7 +8,7 @@ from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.methods.replay.finetune import Finetune
 from pycil_wsc.networks.heads import part_of
 from pycil_wsc.state import State
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 
 Weights = dict[str, Tensor]  # name of a parameter -> values

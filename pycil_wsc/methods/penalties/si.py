@@ -10,7 +10,7 @@ from pycil_wsc.methods.penalties.penalising import PenalisingLearner, Weights
 from pycil_wsc.networks.heads import part_of
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.step.backward import Backward
 

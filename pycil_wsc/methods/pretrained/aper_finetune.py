@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.layers import eval_frozen
 from pycil_wsc.networks.nets import Backbone, IncrementalNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 
@@ -60,8 +61,7 @@ class APERFinetune(SimpleCIL):
             yield self.main_phase(task)
         if task.index == 1:
             phase = self.main_phase(task, self.network.tuned.parameters())
-            phase.network, phase.loss = self.network.tuned, self.tuning_loss
-            yield phase
+            yield replace(phase, network=self.network.tuned, loss=self.tuning_loss)
 
     def tuning_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy over the classes of the second task."""

@@ -8,7 +8,7 @@ from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
 
@@ -41,7 +41,7 @@ class SimpleCIL(BaseLearner):
     @torch.no_grad()
     def set_prototypes(self, task: Task) -> None:
         """Set the head's rows of the task's classes to the mean features of their training images."""
-        features = torch.from_numpy(self.features(task.train_indices))
+        features = torch.from_numpy(self.outputs.features(task.train_indices))
         targets = self.manager.train_targets[task.train_indices]
         for label in np.unique(targets):
             mean = features[torch.from_numpy(targets == label)].mean(0)
@@ -49,5 +49,5 @@ class SimpleCIL(BaseLearner):
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: many cosines are equal in bf16."""
-        with self.without_autocast():
+        with self.precision.full():
             return self.network.classify(features.float())

@@ -30,7 +30,7 @@ class ClassRows(BaseLearner):
 
     def features_and_targets(self, task: Task) -> tuple[np.ndarray, np.ndarray]:
         """The features (n, d) of the task's images, in their order, and their classes (n,)."""
-        return self.features(task.train_indices), self.manager.train_targets[task.train_indices]
+        return self.outputs.features(task.train_indices), self.manager.train_targets[task.train_indices]
 
 
 def by_class(features: np.ndarray, targets: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

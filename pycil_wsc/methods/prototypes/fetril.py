@@ -10,7 +10,7 @@ from pycil_wsc.data.batches.features import FeatureSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.methods.prototypes.class_rows import ClassRows, by_class
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.phase import Phase
 
@@ -37,10 +37,16 @@ class FeTrIL(ClassRows):
     def phases(self, task: Task) -> Iterator[Phase]:
         phase = self.main_phase(task, self.network.head.parameters() if task.index else None)
         if task.index:
-            features, phase.targets = self.translated(task)
-            phase.source = FeatureSource(torch.from_numpy(features), self.device)
-            phase.indices, phase.images = np.arange(len(features)), len(task.train_indices)
-            phase.network, phase.loss = self.network.head, self.head_loss
+            features, targets = self.translated(task)
+            phase = replace(
+                phase,
+                indices=np.arange(len(features)),
+                source=FeatureSource(torch.from_numpy(features), self.device),
+                targets=targets,
+                images=len(task.train_indices),
+                network=self.network.head,
+                loss=self.head_loss,
+            )
         yield phase
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from pycil_wsc.methods.prototypes.prototypical import PYCIL, PrototypeLearner
 from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import Backbone, IncrementalNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.phase import Phase
 
@@ -71,8 +71,8 @@ class IL2A(PrototypeLearner):
         for phase in super().phases(task):
             options, augmentation = self.config.options, self.config.augmentation
             mixing = options.mixtures, options.mixture_alpha, options.mixture_low
-            phase.source = MixingSource(self.train_source, task.num_old, task.num_seen, *mixing, augmentation)
-            yield phase
+            source = MixingSource(self.train_source, task.num_old, task.num_seen, *mixing, augmentation)
+            yield replace(phase, source=source)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         options = self.config.options
@@ -84,9 +84,9 @@ class IL2A(PrototypeLearner):
         logits = self.network.classify_pairs(features).float()
         smoothing = self.config.label_smoothing
         errors = cross_entropy(logits / options.temp, targets, reduction="none", label_smoothing=smoothing)
-        loss = self.mean_over(errors, torch.ones_like(errors, dtype=torch.bool), batch)
+        loss = self.over.mean(errors, torch.ones_like(errors, dtype=torch.bool), batch)
         if before is not None:
-            distance = self.norm_over((features - before).float(), batch)
+            distance = self.over.norm((features - before).float(), batch)
             loss = loss + options.lambda_fkd * distance + options.lambda_proto * self.prototype_loss(*chosen)
         return loss, logits[: len(batch), : self.num_seen]
 

@@ -6,7 +6,7 @@ from typing_extensions import Unpack
 from pycil_wsc.methods.prototypes.prototypical import PYCIL, PrototypeLearner
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch, rotated
+from pycil_wsc.training.batches import Batch, rotated
 from pycil_wsc.training.learner import Arguments
 
 
@@ -54,7 +54,7 @@ class PASS(PrototypeLearner):
         loss = self.scaled_cross_entropy(logits, 4 * batch.targets.repeat_interleave(4) + turns)
         if before is not None:
             options = self.config.options
-            distance = self.norm_over((features - before).float(), batch)
+            distance = self.over.norm((features - before).float(), batch)
             loss = loss + options.lambda_fkd * distance + options.lambda_proto * self.prototype_loss(*batch.drawn)
         return loss, logits[::4, ::4]
 

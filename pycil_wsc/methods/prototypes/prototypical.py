@@ -1,7 +1,7 @@
 """The base class of learners that keep the mean feature of each class, and no images."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -53,9 +53,7 @@ class PrototypeLearner(ClassRows, DistillingLearner):
 
     def phases(self, task: Task) -> Iterator[Phase]:
         phase = self.main_phase(task)
-        if task.index:
-            phase.draw = self.draw
-        yield phase
+        yield replace(phase, draw=self.draw) if task.index else phase
 
     def draw(self, generator: torch.Generator, times: int = 1) -> tuple[Tensor, ...]:
         """Random old classes, whose prototypes are a part of each batch's loss: int64 (times * ``batch_size``,)."""

@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.prototypes.prototypical import PYCIL, PrototypeLearner
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.phase import Phase
 
 
@@ -57,9 +57,9 @@ class SSRE(PrototypeLearner):
         options = self.config.options
         for phase in super().phases(task):
             if not task.index:
-                phase.batch_size = options.init_batch_size
+                phase = replace(phase, batch_size=options.init_batch_size)
             if ["first", "second"][task.index : task.index + 1] == [options.autoaugment]:
-                phase.augmentation = "autoaugment"
+                phase = replace(phase, augmentation="autoaugment")
             yield phase
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ class SSRE(PrototypeLearner):
         similarity = self.similarity(features.detach())
         errors = cross_entropy(logits / options.temp, batch.targets, reduction="none", label_smoothing=smoothing)
         distances = (features - before).norm(dim=1)
-        loss = (errors * (1 - similarity)).mean() + options.lambda_fkd * self.sum_over(distances * similarity, batch)
+        loss = (errors * (1 - similarity)).mean() + options.lambda_fkd * self.over.sum(distances * similarity, batch)
         return loss + options.lambda_proto * self.prototype_loss(*batch.drawn), logits
 
     def similarity(self, features: Tensor) -> Tensor:

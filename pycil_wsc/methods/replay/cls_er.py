@@ -13,7 +13,7 @@ from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.heads import part_of
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 
 
@@ -101,7 +101,7 @@ class CLSER(Replay):
         wanted = torch.zeros(len(batch), self.network.head.out_features, device=self.device)
         if len(rows):
             images, labels = batch.images[rows], batch.targets[rows, None]
-            with self.autocast():
+            with self.precision.autocast():
                 plastic, stable = self.plastic(images).float(), self.stable(images).float()
             surer = stable.softmax(1).gather(1, labels) > plastic.softmax(1).gather(1, labels)
             wanted.index_copy_(0, rows, torch.where(surer, stable, plastic))
@@ -113,7 +113,7 @@ class CLSER(Replay):
         *_, wanted = batch.drawn
         logits = self.network(batch.images).float()
         distances = (logits - wanted).square().mean(1)
-        replayed = self.mean_over(distances, batch.from_memory)
+        replayed = self.over.mean(distances, batch.from_memory)
         return self.cross_entropy(logits, batch.targets) + self.config.options.consistency * replayed, logits
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner_config import LearnerConfig
 
 
@@ -48,10 +48,10 @@ class DERpp(Replay):
         squares = (logits[:, : before.shape[1]] - before.nan_to_num()).square()
         distances = torch.where(known, squares, 0).sum(1) / known.sum(1).clamp(min=1)
         old, options = batch.from_memory, self.config.options
-        loss = self.mean_over(errors, ~old) + options.beta * self.mean_over(errors, old)
-        return loss + options.alpha * self.mean_over(distances, old), logits
+        loss = self.over.mean(errors, ~old) + options.beta * self.over.mean(errors, old)
+        return loss + options.alpha * self.over.mean(distances, old), logits
 
     def after_memory(self, task: Task) -> None:
         new = self.stored.missing("logits", self.memory.indices)
         if len(new):
-            self.stored.put("logits", new, self.logits(new))
+            self.stored.put("logits", new, self.outputs.logits(new))

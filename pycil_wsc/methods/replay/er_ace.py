@@ -4,7 +4,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 
 
 @register_learner("er_ace", epochs=70, milestones=[30, 50])
@@ -29,4 +29,4 @@ class ERACE(Replay):
         smoothing = self.config.label_smoothing
         own = cross_entropy(among_new, batch.targets, reduction="none")
         replayed = cross_entropy(logits, batch.targets, reduction="none", label_smoothing=smoothing)
-        return self.mean_over(own, new) + self.mean_over(replayed, batch.from_memory), logits
+        return self.over.mean(own, new) + self.over.mean(replayed, batch.from_memory), logits

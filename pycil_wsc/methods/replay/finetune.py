@@ -2,7 +2,7 @@ from torch import Tensor
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 
 

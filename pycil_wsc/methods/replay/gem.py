@@ -1,5 +1,6 @@
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
@@ -35,7 +36,8 @@ class GEM(BaseLearner):
             first, end = earlier.num_old, earlier.num_seen
             indices = self.memory.indices[(targets >= first) & (targets < end)]
             address = task.index, "references", earlier.index
-            for batch in self.training_batches(indices, *address, mixed=False, batch_size=max(1, len(indices))):
+            samples = Sampling(indices=indices, mixed=False, batch_size=max(1, len(indices)))
+            for batch in self.batches.of(samples, *address):
                 self.references.append((batch, functools.partial(self.loss_over, first, end)))
         self.keep_statistics()
 
@@ -46,9 +48,7 @@ class GEM(BaseLearner):
         return None
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        phase = self.main_phase(task)
-        phase.indices = task.train_indices
-        yield phase
+        yield replace(self.main_phase(task), indices=task.train_indices)
 
     @classmethod
     def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:

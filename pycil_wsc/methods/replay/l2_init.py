@@ -10,7 +10,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.heads import part_of
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 
 

@@ -15,7 +15,7 @@ from pycil_wsc.networks.nets import inner_units
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.studies.continual_backprop import ContinualBackprop
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
@@ -99,7 +99,7 @@ class ReDo(Replay):
 
         assert self.batch is not None
         hooks = [watch(name) for name in outgoing]
-        with restored_modes(self.network), self.autocast():
+        with restored_modes(self.network), self.precision.autocast():
             self.network.eval()
             self.network.extract(self.batch.images)
         for hook in hooks:

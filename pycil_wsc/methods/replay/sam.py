@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.step.backward import Backward
 
 

@@ -1,4 +1,4 @@
-"""The batches of an epoch, and the forward and backward pass of a step."""
+"""The forward and backward pass of a step, with the phase's loss or another."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,30 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun
-from pycil_wsc.training.batch import Batch
 from pycil_wsc.training.batch_norm.parted import PartedBatchNorm
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.phase import Phase, refuse_images_and_targets
 from pycil_wsc.training.step.passes import CompiledPasses, Passes
 from pycil_wsc.training.step.shared_passes import SharedPasses
-from pycil_wsc.training.toolbox import Toolbox
-
-
-def epoch_of(learner: Toolbox, task: Task, number: int, phase: Phase, epoch: int) -> Iterator[Batch]:
-    """The batches of an epoch of the task's phase ``number``."""
-    address = task.index, number, epoch
-    return learner.training_batches(
-        phase.indices,
-        *address,
-        mixed=phase.mixed,
-        views=phase.views,
-        source=phase.source,
-        targets=phase.targets,
-        batch_size=phase.batch_size,
-        augmentation=phase.augmentation,
-        draw=phase.draw,
-    )
+from pycil_wsc.training.trainable import Trainable
 
 
 class Backward:
@@ -40,7 +23,7 @@ class Backward:
     ``backward(batch, loss)`` computes those of another loss. ``batch_norm_parts`` overrides the configuration's.
     """
 
-    def __init__(self, learner: Toolbox, phase: Phase, batch_norm_parts: int | None = None) -> None:
+    def __init__(self, learner: Trainable, phase: Phase, batch_norm_parts: int | None = None) -> None:
         self.learner, self.phase, self.parts = learner, phase, batch_norm_parts
         self.passes: dict[Callable, Passes] = {}  # loss -> its passes
         if learner.config.compile:
@@ -69,7 +52,7 @@ class Backward:
         self.last.clear()
 
 
-def passes(learner: Toolbox, phase: Phase, loss: Callable, batch_norm_parts: int | None = None) -> Passes:
+def passes(learner: Trainable, phase: Phase, loss: Callable, batch_norm_parts: int | None = None) -> Passes:
     """The forward and backward pass of a step of ``phase`` with ``loss``."""
     parts = batch_norm_parts or learner.config.batch_norm_parts
     alone = learner.processes.count == 1
@@ -77,7 +60,7 @@ def passes(learner: Toolbox, phase: Phase, loss: Callable, batch_norm_parts: int
         loss = _in_parts(loss, parts)
 
     def compute(batch):
-        with learner.autocast(), single_image_refused(len(batch)):
+        with learner.precision.autocast(), single_image_refused(len(batch)):
             return _checked(loss(batch), phase)
 
     if not alone:
@@ -87,7 +70,7 @@ def passes(learner: Toolbox, phase: Phase, loss: Callable, batch_norm_parts: int
         fused = torch.compile(loss, dynamic=False, mode=None if mode is True else mode)
 
         def compiled(batch):
-            with learner.autocast():
+            with learner.precision.autocast():
                 return fused(batch)
 
         return CompiledPasses(compute, phase.optimizer, compiled)

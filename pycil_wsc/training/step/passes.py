@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pycil_wsc.errors import UnusableRun, first_line
-from pycil_wsc.training.batch import Batch
+from pycil_wsc.training.batches import Batch
 
 Compute = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (loss, logits)
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pycil_wsc.training.batch import Batch
 from pycil_wsc.training.batch_norm.parted import OwnBatchNorm
 from pycil_wsc.training.batch_norm.synced import SyncedBatchNorm
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.processes import Processes
 from pycil_wsc.training.step.passes import Passes
 

@@ -1,0 +1,221 @@
+"""The batches that a learner trains on: what a loss gets, and how an epoch of them is drawn."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pycil_wsc import seeding
+from pycil_wsc.data.batches.loader import BatchSource, Source
+from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order, new_in_batches, num_batches
+from pycil_wsc.data.tasks.tasks import TaskSequence
+from pycil_wsc.training.processes import Processes
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch on the device, or a process's part of one.
+
+    Args:
+        images: float32 (B, 3, H, W), augmented and normalised; rows of features in a phase over stored features.
+        targets: int64 (B,), classes numbered in learning order.
+        indices: int64 (B,), the samples' numbers in the training set.
+        from_memory: bool (B,), whether a sample is an exemplar, and not one of the task's own.
+        views: further augmentations of the same images, if there are several (``Sampling.views``).
+        whole: the images of the whole batch, if this is a process's part of it; None: as many as these.
+        drawn: random tensors, the same in all processes, if any are drawn (``Sampling.draw``), what the source has
+            beside images and targets, and what ``before_step`` adds.
+        replayed: how many of these images are exemplars, if the host knows it.
+    """
+
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+    from_memory: Tensor
+    views: tuple[Tensor, ...] = ()
+    whole: int | None = None
+    drawn: tuple[Tensor, ...] = ()
+    replayed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def exemplar_rows(self) -> Tensor:
+        """The rows of the exemplars, in their order: int64 (k,). Waits for the device only without ``replayed``."""
+        number = int(self.from_memory.sum()) if self.replayed is None else self.replayed
+        exemplars_first = (~self.from_memory).to(torch.uint8).argsort(stable=True)
+        return exemplars_first[:number]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What is on the device: the first four arguments, ``views`` and ``drawn``."""
+        return self.images, self.targets, self.indices, self.from_memory, self.views, self.drawn
+
+
+def rotated(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The images rotated by 0, 90, 180 and 270 degrees: (4 B, 3, H, W), and each rotation as 0 to 3: int64 (4 B,).
+
+    The four rotations of an image are consecutive, so ``targets.repeat_interleave(4)`` are their classes.
+    """
+    turned = torch.stack([torch.rot90(batch.images, turns, (2, 3)) for turns in range(4)], 1)
+    turns = torch.arange(4, device=batch.targets.device).repeat(len(batch))
+    return turned.flatten(0, 1), turns
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sampling:
+    """Which samples an epoch has, and how they are loaded.
+
+    Args:
+        indices: the samples: int64 (n,).
+        mixed: batches follow ``replay_ratio``.
+        views: how many augmentations of each image a batch has; all but the first are in ``batch.views``.
+        source: None: the training images; otherwise a source of the same interface, such as
+            :class:`~pycil_wsc.data.batches.features.FeatureSource`, whose rows ``indices`` are, none of them
+            ``from_memory``.
+        targets: int64 (rows,), the targets of all rows of ``source``.
+        draw: generator on the device -> tensors that the loss needs, such as random numbers: ``batch.drawn``. They are
+            the same in all processes.
+        batch_size: None: the configured one.
+        augmentation: None: the configured one.
+    """
+
+    indices: np.ndarray
+    mixed: bool = True
+    views: int = 1
+    source: BatchSource | None = None
+    targets: np.ndarray | None = None
+    draw: Callable[[torch.Generator], tuple[Tensor, ...]] | None = None
+    batch_size: int | None = None
+    augmentation: str | None = None
+
+
+class Settings(Protocol):
+    """The keys that decide the batches."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def replay_ratio(self) -> float | None: ...
+    @property
+    def augmentation(self) -> str: ...
+
+
+class Trained(Protocol):
+    """What the batches need of a learner."""
+
+    manager: TaskSequence
+    train_source: Source
+    processes: Processes
+    device: torch.device
+
+    @property
+    def config(self) -> Settings: ...
+
+
+class Batches:
+    """The training batches of a learner: ``self.batches``.
+
+    All random numbers are derived from an address: the task's index, and what tells its epochs apart, such as
+    ``(phase, epoch)``. The same address gives the same batches.
+    """
+
+    def __init__(self, learner: Trained) -> None:
+        self.learner = learner
+
+    def of(self, samples: Sampling, task: int, *address: str | int) -> Iterator[Batch]:
+        """Shuffled, augmented batches over ``samples``: this process's part of each.
+
+        A last batch of one image is joined to the previous one: its batch-norm statistics would be those of that image
+        alone.
+        """
+        learner = self.learner
+        share = learner.processes.share_of_each_batch
+        size = samples.batch_size or learner.config.batch_size
+        order, from_memory = self._order(samples, size, task, *address)
+        numbers = torch.from_numpy(order).to(learner.device)
+        old = torch.from_numpy(from_memory).to(learner.device)
+        views = [self._pass(samples, order, size, task, *address)]
+        views += [self._pass(samples, order, size, task, *address, "view", view) for view in range(1, samples.views)]
+        parts = batch_slices(len(order), size, join=True)
+        draws = torch.Generator(learner.device)
+        draws.manual_seed(seeding.derived_seed(learner.config.seed, "draws", task, *address))
+        for number, ((images, targets, *beside), *others) in enumerate(zip(*views, strict=True)):
+            part = parts[number]
+            rows = share.rows(number)
+            drawn = samples.draw(draws) if samples.draw else ()
+            yield Batch(
+                images,
+                targets,
+                numbers[part][rows],
+                old[part][rows],
+                views=tuple(view for view, _ in others),
+                whole=part.stop - part.start,
+                drawn=(*drawn, *beside),
+                replayed=int(from_memory[part][rows].sum()),
+            )
+
+    def number(self, samples: int, batch_size: int | None = None) -> int:
+        """The number of batches in an epoch over ``samples`` images; by default of the configured size."""
+        return num_batches(samples, batch_size or self.learner.config.batch_size, join=True)
+
+    def exemplars_in_epoch(self, samples: Sampling, task: int) -> int:
+        """How many images of the batches of an epoch are exemplars, in all processes."""
+        if samples.source is not None:
+            return 0
+        config = self.learner.config
+        total = len(samples.indices)
+        newest = int(self._of_task(task)[samples.indices].sum())
+        if samples.mixed and config.replay_ratio is not None and 0 < newest < total:
+            newest = sum(new_in_batches(total, config.replay_ratio, samples.batch_size or config.batch_size))
+        return total - newest
+
+    def _of_task(self, task: int) -> np.ndarray:
+        """Whether each training sample is one of the task's own: bool (N,)."""
+        manager = self.learner.manager
+        of_task = np.zeros(len(manager.train_targets), bool)
+        of_task[manager.tasks[task].train_indices] = True
+        return of_task
+
+    def _order(self, samples: Sampling, size: int, task: int, *address: str | int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of an epoch in their order, (n,), and whether each is an exemplar: bool (n,)."""
+        config = self.learner.config
+        indices = samples.indices
+        seed = seeding.derived_seed(config.seed, "batches", task, *address)
+        if samples.source is not None:  # rows of another source, of which the memory knows nothing
+            order = epoch_order(indices, True, seed)
+            return order, np.zeros(len(order), bool)
+        of_task = self._of_task(task)
+        newest = of_task[indices]
+        if samples.mixed and config.replay_ratio is not None and newest.any() and not newest.all():
+            order = mixed_order(indices[newest], indices[~newest], config.replay_ratio, size, seed)
+        else:
+            order = epoch_order(indices, True, seed)
+        return order, ~of_task[order]
+
+    def _pass(self, samples: Sampling, order: np.ndarray, size: int, *address: str | int) -> Iterator[tuple]:
+        """One augmentation of the images of an epoch, batch by batch."""
+        learner = self.learner
+        if samples.source is None:
+            augmentation = samples.augmentation or learner.config.augmentation
+            batches = functools.partial(learner.train_source.batches, augmentation=augmentation)
+        else:
+            batches = samples.source.batches
+        return batches(
+            order,
+            learner.manager.train_targets if samples.targets is None else samples.targets,
+            size,
+            train=True,
+            seed=seeding.derived_seed(learner.config.seed, "batches", *address),
+            shuffle=False,
+            share=learner.processes.share_of_each_batch,
+        )

@@ -1,0 +1,102 @@
+"""Outputs of a learner's network over many images: features, logits and batch-norm statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pycil_wsc import seeding
+from pycil_wsc.consolidation import recompute_batch_norm
+from pycil_wsc.data.batches.loader import Source
+from pycil_wsc.data.batches.order import num_batches
+from pycil_wsc.data.tasks.tasks import Task, TaskSequence
+from pycil_wsc.training.batch_norm.synced import synced_batch_norm
+from pycil_wsc.training.batches import Batches, Sampling, Settings
+from pycil_wsc.training.precision import Precision
+from pycil_wsc.training.processes import Processes
+
+
+class Extracting(Protocol):
+    """What the outputs need of a learner."""
+
+    network: nn.Module
+    manager: TaskSequence
+    train_source: Source
+    processes: Processes
+    device: torch.device
+    batches: Batches
+    mixes: bool
+
+    @property
+    def config(self) -> Settings: ...
+    @property
+    def precision(self) -> Precision: ...
+    def extract(self, images: Tensor) -> Tensor: ...
+    def classify(self, features: Tensor) -> Tensor: ...
+    def training_indices(self, task: Task) -> np.ndarray: ...
+    def eval(self) -> object: ...
+
+
+class Outputs:
+    """The outputs of a learner's network for samples of a data set: ``self.outputs``.
+
+    Images have the test transform, and the network is in evaluation mode. With several processes, each computes its
+    share of the batches.
+    """
+
+    def __init__(self, learner: Extracting) -> None:
+        self.learner = learner
+
+    def features(self, indices: np.ndarray) -> np.ndarray:
+        """Features of training samples: float32 numpy (n, d)."""
+        parts = [features for features, _ in self._of_training(indices)]
+        return self.gathered(parts, len(indices)).numpy()
+
+    def logits(self, indices: np.ndarray) -> Tensor:
+        """Logits of training samples: float32 (n, classes), on the CPU."""
+        learner = self.learner
+        parts = []
+        for features, _ in self._of_training(indices):
+            with torch.inference_mode(), learner.precision.autocast():
+                parts.append(learner.classify(features).float())
+        return self.gathered(parts, len(indices))
+
+    def _of_training(self, indices: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.in_batches(self.learner.train_source, indices, self.learner.manager.train_targets)
+
+    @torch.inference_mode()
+    def in_batches(self, source: Source, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features and targets of the samples ``indices`` of ``source``: float32 (B, d) and int64 (B,) for each of
+        this process's batches; :meth:`gathered` combines what is computed from them.
+        """
+        learner = self.learner
+        learner.eval()
+        share = learner.processes.share_of_batches
+        for images, labels in source.batches(indices, targets, learner.config.batch_size, share=share):
+            with learner.precision.autocast():
+                features = learner.extract(images)
+            yield features.float(), labels
+
+    def gathered(self, parts: list[Tensor], rows: int) -> Tensor:
+        """The outputs for all ``rows`` images, from the ``parts`` of all processes: (rows, ...), on the CPU."""
+        processes = self.learner.processes
+        if processes.count > 1:
+            batches = num_batches(rows, self.learner.config.batch_size)
+            parts = processes.gather([part.cpu() for part in parts], batches)
+        return torch.cat(parts).cpu()
+
+    def recompute_batch_norm(self, task: Task) -> None:
+        """Compute the network's batch-norm statistics anew, in one pass over the task's training data: for weights that
+        are an average.
+        """
+        learner = self.learner
+        address = ("dropout", task.index, "batch norm", learner.processes.rank)
+        seeded = seeding.seeded(learner.config.seed, *address, device=learner.device)
+        with learner.precision.autocast(), synced_batch_norm(learner.processes), seeded:
+            samples = Sampling(indices=learner.training_indices(task), mixed=learner.mixes)
+            batches = learner.batches.of(samples, task.index, "batch norm")
+            recompute_batch_norm(learner.network, (batch.images for batch in batches))
