@@ -125,9 +125,9 @@ def test_a_learner_of_arrays_fits_files_and_pil_images_to_their_size(of_arrays, 
         expected = learner.model(torch.stack([learner.transform(file) for file in files]))
     torch.testing.assert_close(learner.logits(files), expected, atol=1e-5, rtol=1e-5)
     pictures = (Image.fromarray(image) for image in images)
-    assert torch.equal(learner.logits(pictures), learner.outputs.logits(images))
+    assert torch.equal(learner.logits(pictures), learner.logits(images))
     first = torch.from_numpy(images).permute(0, 3, 1, 2)
-    assert torch.equal(learner.logits(first), learner.outputs.logits(images))
+    assert torch.equal(learner.logits(first), learner.logits(images))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -132,7 +132,7 @@ class Polished(registry.learners["fetril"]):
 def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(settings, monkeypatch):
     monkeypatch.setitem(registry.learners, "fetril", Polished)
     keys = {"epochs": 3, "init_epoch": 8, "max_tasks": 2, "precision": "fp32", "batch_size": 4}
-    finished = run(settings, model_name="fetril", **OPERATIONS, **keys)
+    finished = run(settings, model_name="fetril", **OPERATIONS | keys)
     losses = finished.execute()["train_loss"][1]
     assert len(losses) > 3
     elsewhere = settings | {"out": f"{settings['out']}-replay"}

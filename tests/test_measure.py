@@ -177,7 +177,7 @@ class Step(nn.Module):
         self.head = nn.Linear(64, 5)
 
     def forward(self, images):
-        maps = self.outputs.features(images)
+        maps = self.features(images)
         maps = functional.scaled_dot_product_attention(maps, maps, maps)
         return self.head(torch.einsum("bcij,bcjk->bcik", maps, maps).flatten(1))
 

@@ -125,8 +125,8 @@ def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]
     for task in learner.manager.tasks[first:]:
         epochs = max(1, learner.planned_epochs(config, task))
         steps.append(epochs * learner.batches.number(plan[task.index] // epochs))
-    if config.task_seconds or not steps:
-        return []  # how many steps fit into the seconds is known only afterwards
+    if not steps:
+        return []
     slow = {name: needed for name, needed in learner.time_constants().items() if needed > min(steps)}
     if not slow:
         return []

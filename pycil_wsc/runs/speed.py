@@ -99,7 +99,7 @@ class Truncated(BaseLearner):
             epochs = self.planned[task.index][number] / phase.counted_images
             of_epoch = len(phase.indices) * (self.spent.per_image or 0)
             of_epoch += self.batches.exemplars_in_epoch(phase, task.index) * (self.spent.per_exemplar or 0)
-            self.spent.operations = before + epochs * of_epoch  # as if it were all done
+            self.spent.operations = round(before + epochs * of_epoch)  # as if it were all done
 
     def end_task(self, task: Task) -> None:
         """Only detach what is attached to the network: the task is not trained to its end."""

@@ -33,7 +33,6 @@ class Settings(Protocol):
 class Observed(Protocol):
     """What analyses use of a learner (:class:`pycil_wsc.training.learner.BaseLearner`)."""
 
-    network: nn.Module
     manager: TaskSequence
     train_source: Source
     memory: ExemplarMemory
@@ -42,6 +41,8 @@ class Observed(Protocol):
 
     @property
     def config(self) -> Settings: ...
+    @property
+    def network(self) -> nn.Module: ...
     def predict(self, images: Tensor) -> Tensor: ...
     def training_indices(self, task: Task) -> np.ndarray: ...
     def modules(self) -> Iterator[nn.Module]: ...

@@ -84,7 +84,7 @@ class BaseLearner(nn.Module):
         own_schedules: of these, the keys of phases whose learning rate has a schedule of its own.
     """
 
-    network: nn.Module  # what `build` returns
+    network: IncrementalNet  # what `build` returns
 
     Options: type = NoOptions
     uses_memory = True
@@ -156,7 +156,7 @@ class BaseLearner(nn.Module):
 
     # ---- hooks, in the order in which they are called ----------------------------------------------------------------
 
-    def build(self) -> nn.Module:
+    def build(self) -> IncrementalNet:
         """The network before the first task."""
         return IncrementalNet(self.new_backbone())
 

@@ -23,7 +23,6 @@ from pycil_wsc.training.processes import Processes
 class Extracting(Protocol):
     """What the outputs need of a learner."""
 
-    network: nn.Module
     manager: TaskSequence
     train_source: Source
     processes: Processes
@@ -33,6 +32,8 @@ class Extracting(Protocol):
 
     @property
     def config(self) -> Settings: ...
+    @property
+    def network(self) -> nn.Module: ...
     @property
     def precision(self) -> Precision: ...
     def extract(self, images: Tensor) -> Tensor: ...

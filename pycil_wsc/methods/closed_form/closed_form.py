@@ -31,6 +31,7 @@ class ClosedForm(BaseLearner):
             None, "train the backbone on the first task, for `init_epoch` epochs; null: if it is not `pretrained`"
         )
 
+    network: ClosedFormNet
     takes_out = True  # whether an image that was learned can be taken out of the sums again
     uses_memory = False
     one_phase = False
@@ -55,7 +56,7 @@ class ClosedForm(BaseLearner):
         targets = self.manager.train_targets[task.train_indices]
         return task.train_indices[np.argsort(targets, kind="stable")]
 
-    def build(self) -> nn.Module:
+    def build(self) -> ClosedFormNet:
         backbone = self.new_backbone()
         return ClosedFormNet(backbone, self.new_head(backbone.out_dim, widest_float(self.device)))
 
@@ -68,6 +69,7 @@ class ClosedForm(BaseLearner):
         yield self.main_phase(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        assert self.network.first_head is not None
         logits = self.network.first_head(self.network.backbone(batch.images))
         return self.cross_entropy(logits.float(), batch.targets), logits
 

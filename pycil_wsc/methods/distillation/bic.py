@@ -3,7 +3,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import seeding
@@ -35,6 +35,8 @@ class BiC(WA):
     old class and half that of the smallest new class; if it is 0, there is no second phase.
     """
 
+    network: BiasCorrectedNet
+
     @dataclass(frozen=True)
     class Options(WA.Options):
         split_ratio: float = key(
@@ -50,7 +52,7 @@ class BiC(WA):
 
     one_phase = False
 
-    def build(self) -> nn.Module:
+    def build(self) -> BiasCorrectedNet:
         return BiasCorrectedNet(self.new_backbone())
 
     @classmethod

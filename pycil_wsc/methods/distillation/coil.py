@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, normalize
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -68,7 +68,7 @@ class COIL(DistillingLearner):
     needs_exemplars = True
     needs_new_classes = True
 
-    def build(self) -> nn.Module:
+    def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), CosineHead)
 
     def grow(self, task: Task) -> None:

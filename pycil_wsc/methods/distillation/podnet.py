@@ -71,7 +71,7 @@ class PODNet(DistillingLearner):
     def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
         stages_of(backbone)
 
-    def build(self) -> nn.Module:
+    def build(self) -> IncrementalNet:
         head = functools.partial(ProxyHead, proxies=self.config.options.nb_proxy)
         return IncrementalNet(self.new_backbone(), head)
 

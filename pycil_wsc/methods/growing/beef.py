@@ -32,6 +32,8 @@ class BEEF(BaseLearner):
     class as the memory has. Where PyCIL differs from the paper, this follows PyCIL.
     """
 
+    network: "EnergyNet"
+
     @dataclass(frozen=True)
     class Options:
         energy_weight: float = key(0.01, "weight of the energy-based loss", low=0)
@@ -85,6 +87,7 @@ class BEEF(BaseLearner):
         yield replace(expansion, name="expansion")
         if indices := self.fusion_indices(task):
             options, decay = self.config.options, self.config.weight_decay
+            assert network.own_head is not None
             network.own_head.requires_grad_(False)
             yield Phase(
                 name="fusion",

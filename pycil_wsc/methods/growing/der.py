@@ -19,6 +19,8 @@ class DER(BaseLearner):
     and from the old classes, which count as one class. After the task the head is aligned as in WA.
     """
 
+    network: ExpandingNet
+
     @dataclass(frozen=True)
     class Options:
         alpha_aux: float = key(1.0, "weight of the auxiliary head's loss", low=0, decides="later tasks")

@@ -30,6 +30,8 @@ class FOSTER(BaseLearner):
     by distillation, is tested too and becomes the first backbone of the next task.
     """
 
+    network: ExpandingNet
+
     @dataclass(frozen=True)
     class Options:
         compression_epochs: int = key(130, "epochs of the second phase", low=1, decides="later tasks")

@@ -31,6 +31,8 @@ class TagFex(BaseLearner):
     merged features has the lower loss, it is distilled into the block.
     """
 
+    network: "TaskAgnosticNet"
+
     @dataclass(frozen=True)
     class Options:
         infonce_temp: float = key(0.2, "temperature of the contrastive loss (InfoNCE)", above=0)

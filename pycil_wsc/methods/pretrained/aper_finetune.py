@@ -39,9 +39,11 @@ class APERFinetune(SimpleCIL):
     both start from random weights.
     """
 
+    network: "TwoBranchNet"
+
     epoch_keys = ("epochs",)
 
-    def build(self) -> nn.Module:
+    def build(self) -> "TwoBranchNet":
         return TwoBranchNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
@@ -60,11 +62,13 @@ class APERFinetune(SimpleCIL):
         if not task.index:
             yield self.main_phase(task)
         if task.index == 1:
-            phase = self.main_phase(task, self.network.tuned.parameters())
-            yield replace(phase, network=self.network.tuned, loss=self.tuning_loss)
+            tuned = self.network.tuned
+            assert tuned is not None
+            yield replace(self.main_phase(task, tuned.parameters()), network=tuned, loss=self.tuning_loss)
 
     def tuning_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy over the classes of the second task."""
+        assert self.network.tuned is not None
         logits = self.network.tuned(batch.images)
         return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
 

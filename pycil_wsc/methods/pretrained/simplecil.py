@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.heads import CosineHead
@@ -24,7 +24,7 @@ class SimpleCIL(BaseLearner):
     one_phase = False
     epoch_keys = ()
 
-    def build(self) -> nn.Module:
+    def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), CosineHead)
 
     def phases(self, task: Task) -> Iterator[Phase]:

@@ -3,7 +3,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from typing_extensions import Unpack
 
@@ -47,6 +47,8 @@ class IL2A(PrototypeLearner):
     features with the mean and covariance of its images' features; the cross-entropy's upper bound over it is trained.
     """
 
+    network: PairNet
+
     @dataclass(frozen=True)
     class Options(PrototypeLearner.Options):
         ratio: float = key(2.5, "strength of the semantic augmentation", low=0, decides="later tasks")
@@ -64,7 +66,7 @@ class IL2A(PrototypeLearner):
         width = self.network.backbone.out_dim
         self.register_rows("covariances", width, width)
 
-    def build(self) -> nn.Module:
+    def build(self) -> "PairNet":
         return PairNet(self.new_backbone())
 
     def phases(self, task: Task) -> Iterator[Phase]:

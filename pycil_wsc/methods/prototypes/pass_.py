@@ -1,6 +1,6 @@
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack
 
 from pycil_wsc.methods.prototypes.prototypical import PYCIL, PrototypeLearner
@@ -37,7 +37,7 @@ class PASS(PrototypeLearner):
         super().__init__(*arguments)
         self.register_rows("variances")
 
-    def build(self) -> nn.Module:
+    def build(self) -> "RotationNet":
         return RotationNet(self.new_backbone())
 
     def draw(self, generator: torch.Generator, times: int = 1) -> tuple[Tensor, ...]:

@@ -37,7 +37,7 @@ class SSRE(PrototypeLearner):
             choices=("second", "first", "none"),
         )
 
-    def build(self) -> nn.Module:
+    def build(self) -> IncrementalNet:
         return IncrementalNet(adapt(self.new_backbone()))
 
     def grow(self, task: Task) -> None:
@@ -50,8 +50,9 @@ class SSRE(PrototypeLearner):
         adapters = [each.adapter for each in adapters_of(self.network.backbone)]
         for module in self.network.backbone.modules():
             if module not in adapters:
-                module.frozen = True
-                module.frozen_parameters = {name for name, _ in module.named_parameters(recurse=False)}
+                vars(module).update(
+                    frozen=True, frozen_parameters={name for name, _ in module.named_parameters(recurse=False)}
+                )
 
     def phases(self, task: Task) -> Iterator[Phase]:
         options = self.config.options

@@ -29,7 +29,7 @@ class SAM(Replay):
 
     @torch.no_grad()
     def after_backward(self, batch: Batch, backward: Backward) -> None:
-        moved = [p for p in self.network.parameters() if p.grad is not None]
+        moved: list[Tensor] = [p for p in self.network.parameters() if p.grad is not None]
         gradients: list[Tensor] = [p.grad for p in moved if p.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
         weights = [p.clone() for p in moved]
