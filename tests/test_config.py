@@ -334,6 +334,17 @@ def test_milestones_keep_their_place_when_only_the_epochs_are_given():
     assert resolve({"model_name": "replay", "epochs": 1}).milestones == ()
 
 
+def test_the_rate_after_the_reset_is_that_of_the_task_unless_it_is_given():
+    assert resolve({"model_name": "wsc"}).wsc.average_lr == 0.1
+    assert resolve({"model_name": "wsc", "lrate": 0.02}).wsc.average_lr == 0.02
+    assert resolve({"model_name": "icarl", "consolidate": True, "lrate": 2.0}).wsc.average_lr == 2.0
+    assert resolve({"model_name": "wsc", "lrate": 0.02, "wsc.average_lr": 0.1}).wsc.average_lr == 0.1
+    assert resolve({"model_name": "wsc", "lrate": 0.02, "wsc.average_lr": None}).wsc.average_lr is None
+    assert resolve({"model_name": "wsc", "optimizer": "adam", "lrate": 0.02}).wsc.average_lr is None
+    known = resolve({"model_name": "wsc", "lrate": 0.02})
+    assert resolve(known.to_dict()) == known
+
+
 def test_a_runs_own_config_file_gives_the_same_run(tmp_path):
     run = resolve({"model_name": "wsc", "wsc.retain": 0.5, "epochs": 9, "wsc.average_lr": None})
     (again,) = load(write(tmp_path, run.to_dict()))

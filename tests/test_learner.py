@@ -696,10 +696,10 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
         ({"memory_per_class": 11}, "memory_per_class: 11 is more than any class has images (at most 10); all images"),
         ({"memory_per_class": "all"}, None),
         (
-            {"name": "wsc", "lrate": 0.01},
+            {"name": "wsc", "lrate": 0.01, "wsc.average_lr": 0.1},
             "wsc.average_lr: after the warm-up the learning rate rises from lrate 0.01 to 0.1",
         ),
-        ({"name": "wsc", "lrate": 0.01, "wsc.average_lr": None}, None),
+        ({"name": "wsc", "lrate": 0.01}, None),
     ],
 )
 def test_keys_without_effect_or_with_one_that_may_surprise_are_told_in_a_line(keys, line, months, capsys):

@@ -43,6 +43,8 @@ def complete(flat: Mapping[str, Json]) -> Config:
     if twice := [name for name in budget.keys if name in given]:
         raise UserError(f"{twice[0]}: is set by 'budget'; leave one of the two out")
     values = default | given | budget.keys | _schedule(given, default, learner, budget)
+    if "wsc.average_lr" not in given and values["wsc.average_lr"] is not None:
+        values["wsc.average_lr"] = values["lrate"]
     if not learner.uses_memory:
         values |= {"memory_per_class": 0, "fixed_memory": True, "memory_bytes": None}
     elif values["memory_bytes"] is not None:

@@ -174,7 +174,8 @@ class EpochOptions(WSCOptions):
     )
     average_lr: float | None = option(
         0.1,
-        "constant learning rate after the reset, whatever `lrate` is; null keeps the schedule (why: see [WSC](wsc.md))",
+        "constant learning rate after the reset, by default `lrate` (with Adam null); null keeps the schedule (why: "
+        "see [WSC](wsc.md))",
         low=0,
     )
     average_anneal: int = option(5, "epochs of cosine annealing from the schedule's rate to `average_lr`", low=0)
