@@ -4,4 +4,4 @@ def pytest_addoption(parser):
 
 def pytest_collectstart(collector):
     """Load the fixtures where tests are collected. The process that only hands them to others need not import torch."""
-    collector.config.pluginmanager.import_plugin("shared_fixtures")
+    collector.config.pluginmanager.import_plugin("support.shared_fixtures")

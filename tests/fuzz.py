@@ -3,8 +3,8 @@
     python tests/fuzz.py --minutes 60 [--seed N]
 
 Whatever is asked for, the command line must answer with an exit code of its own (0, 1, 2 or 130), without a traceback,
-and bad input (2) with one line. First come the attacks that once succeeded (``tests/findings.py``), then new ones. Each
-follows from its number, which is printed where a case fails: ``--seed`` begins with it.
+and bad input (2) with one line. First come the attacks that once succeeded (``tests/support/findings.py``), then new
+ones. Each follows from its number, which is printed where a case fails: ``--seed`` begins with it.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attacks import Fault, Place, answer, new_place
-from small_runs import small_data
+from support.attacks import Fault, Place, answer, new_place
+from support.small_runs import small_data
 
 from pycil_wsc.config.completion import known_keys
 

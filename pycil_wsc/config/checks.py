@@ -88,7 +88,8 @@ def remarks(config: Config, manager: "TaskSequence") -> list[str]:
             f"memory_per_class: {config.memory_per_class} is more than any class has images (at most {largest}); "
             "all images are kept"
         )
-    if not config.fixed_memory and images < config.memory_size < ALL:
+    given = config.memory_size != KEYS["memory_size"].default
+    if given and not config.fixed_memory and images < config.memory_size < ALL:
         lines.append(f"memory_size: {config.memory_size} is more than the {images} training images; all are kept")
     return lines
 

@@ -179,6 +179,13 @@ class Batches:
             newest = sum(new_in_batches(total, config.replay_ratio, samples.batch_size or config.batch_size))
         return total - newest
 
+    def first_replayed(self, samples: Sampling, task: int, *address: str | int) -> int:
+        """The number of the first whole batch that has exemplars; 0 if none has any."""
+        size = samples.batch_size or self.learner.config.batch_size
+        order, from_memory = self._order(samples, size, task, *address)
+        parts = batch_slices(len(order), size, join=True)
+        return next((number for number, part in enumerate(parts) if from_memory[part].any()), 0)
+
     def _of_task(self, task: int) -> np.ndarray:
         """Whether each training sample is one of the task's own: bool (N,)."""
         manager = self.learner.manager

@@ -4,7 +4,7 @@ The phases of a task share its budget by their images: one may spend what is lef
 that are left.
 """
 
-from collections.abc import Iterator
+import itertools
 
 import torch
 
@@ -12,7 +12,6 @@ from pycil_wsc.data.batches.features import FeatureSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.layers import freeze
 from pycil_wsc.networks.nets import IncrementalNet
-from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.step.backward import Backward
 from pycil_wsc.training.step.cost import StepCost
@@ -51,7 +50,7 @@ def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
     operations = begun[run.number]["operations"] - begun[0]["operations"]
     left = (replay_operations(learner, task) - operations) * _share(learner, task, run.number)
     exemplars = learner.batches.exemplars_in_epoch(run.phase, task.index)
-    per_image, per_exemplar = costs_of_step(learner, task, run, replays=exemplars > 0)
+    per_image, per_exemplar = costs_of_step(learner, task, run)
     learner.spent.per_image = round(per_image)
     learner.spent.per_exemplar = round(per_exemplar)
     epochs = max(0, left) / (per_image * len(run.phase.indices) + per_exemplar * exemplars)
@@ -85,11 +84,9 @@ def replay_operations(learner: Trainable, task: Task) -> float:
     return learner.planned_epochs(learner.config, task) * images * cost.per_image
 
 
-def costs_of_step(learner: Trainable, task: Task, run: PhaseRun, replays: bool = False) -> tuple[float, float]:
+def costs_of_step(learner: Trainable, task: Task, run: PhaseRun) -> tuple[float, float]:
     """The operations of a phase per image and, before the step, per exemplar, counted in a step that is not taken:
-    statistics and weights stay.
-
-    ``replays``: whether the phase's batches have exemplars. The first batch that has one is then the step's.
+    statistics and weights stay. The step is that of the first batch with exemplars, if there is any.
     """
     phase = run.phase
     cost = StepCost()
@@ -98,7 +95,9 @@ def costs_of_step(learner: Trainable, task: Task, run: PhaseRun, replays: bool =
     learner.eval()
     phase.network.train()
     with learner.seeded("cost", device=learner.device):
-        drawn = _first_batch(learner.batches.of(phase, task.index, run.number, 0), replays)
+        address = task.index, run.number, 0
+        replayed = learner.batches.first_replayed(phase, *address)
+        drawn = next(itertools.islice(learner.batches.of(phase, *address), replayed, None))
         with cost.measured_before(drawn.replayed):
             batch = learner.before_step(drawn)
         with cost.measured(len(batch)):
@@ -109,19 +108,8 @@ def costs_of_step(learner: Trainable, task: Task, run: PhaseRun, replays: bool =
     for buffer, value in kept:
         buffer.copy_(value)
     assert cost.per_image is not None
-    replayed = batch.replayed or 0
-    before = (cost.per_exemplar or 0) * replayed
-    sums = torch.tensor([cost.per_image * len(batch), len(batch), before, replayed], dtype=torch.float64)
-    total, images, before, replayed = learner.processes.sum_(sums).tolist()
-    return total / max(1.0, images), before / max(1.0, replayed)
-
-
-def _first_batch(batches: Iterator[Batch], replays: bool) -> Batch:
-    """The first of the batches or, if they replay, the first that has exemplars; the last if this process has none."""
-    batch = next(batches)
-    while replays and not batch.replayed:
-        following = next(batches, None)
-        if following is None:
-            break
-        batch = following
-    return batch
+    exemplars = batch.replayed or 0
+    before = (cost.per_exemplar or 0) * exemplars
+    sums = torch.tensor([cost.per_image * len(batch), len(batch), before, exemplars], dtype=torch.float64)
+    total, images, before, exemplars = learner.processes.sum_(sums).tolist()
+    return total / max(1.0, images), before / max(1.0, exemplars)

@@ -1,0 +1,189 @@
+"""`learner.check`: what is found in images before they are learned, and how often the test of shift errs."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from support.months import NAMES, TEMPLATES, photos
+from support.small_learners import FILES, QUICK, learned
+
+from pycil_wsc import Learner
+from pycil_wsc.classifier import drift
+from pycil_wsc.classifier.drift import compared
+from pycil_wsc.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
+
+
+def noisy(count, seed, names=("ant", "cat"), brighter=0):
+    """(images, labels) with ``count`` noisy images of each class."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(names, count)
+    templates = np.stack([TEMPLATES[NAMES.index(name)] for name in labels])
+    images = templates + rng.integers(0, 56, templates.shape) + brighter
+    return images.clip(0, 255).astype(np.uint8), labels
+
+
+@pytest.fixture(scope="module")
+def learner():
+    """Of 100 images of each of two classes, 20 of which it holds out."""
+    return learned(noisy(100, 0), held_out=20, **QUICK)
+
+
+def test_fine_images_are_fine(learner):
+    found = learner.check(noisy(30, 1))
+    assert found.fine and found.classes == {"ant": 30, "cat": 30} and found.images == 60
+    assert found.shift.images == 60 and found.shift.known == 40 and not found.shift.alarm
+    assert str(found).splitlines()[0] == "60 images of 2 classes" and "like the known images" in str(found)
+    assert learner.check(noisy(30, 1)) == found, "the permutations are those of the seed"
+
+
+def test_brighter_images_are_a_shift_and_other_shares_of_the_classes_are_none(learner):
+    shifted = learner.check(noisy(30, 1, brighter=40))
+    assert shifted.shift.alarm and shifted.shift.p <= 0.01 and not shifted.fine and "unlike" in str(shifted)
+    images, labels = noisy(60, 2)
+    uneven = np.r_[0:5, 60:120]
+    found = learner.check((images[uneven], labels[uneven]))
+    assert not found.shift.alarm and found.shift.distance < shifted.shift.distance
+
+
+def test_new_classes_alone_are_not_tested(learner):
+    found = learner.check(noisy(20, 3, names=("bee",)))
+    assert found.shift is None and "too few images of classes that have held-out ones" in found.untested
+    assert "held_out=20" in learned(noisy(10, 0), **QUICK).check(noisy(10, 1)).untested
+    assert "nothing has been learned yet" in str(Learner("wsc").check(noisy(10, 1)))
+
+
+def test_unreadable_files_duplicates_and_near_empty_classes_are_found(tmp_path):
+    source = photos(tmp_path / "january", ["cat", "ant"], 1, 10)
+    learner = learned(source, held_out=2, **FILES)
+    february = tmp_path / "february"
+    photos(february, ["cat", "bee"], 2)
+    (february / "cat/broken.png").write_bytes(b"no image")
+    (february / "empty").mkdir()
+    exemplar = learner._held.train.images[list(learner._held.train.targets).index(learner.classes.index("cat"))]
+    held_out = learner._saved.ledger.held_out.images[-1]
+    shutil.copy(exemplar, february / "cat/again.png")
+    shutil.copy(held_out, february / "bee/known.png")
+    shutil.copy(february / "bee/0.png", february / "bee/twice.png")
+    found = learner.check(f"folder:{february}")
+    assert found.classes == {"bee": 6, "cat": 5, "empty": 0} and found.near_empty == {"empty": 0}
+    ((path, why),) = found.unreadable
+    assert path == str(february / "cat/broken.png") and "not a readable image" in why
+    twins = dict(found.duplicates)
+    assert twins[str(february / "cat/again.png")] == "an exemplar of 'cat'"
+    assert twins[str(february / "bee/known.png")].startswith("a held-out image of ")
+    assert twins[str(february / "bee/twice.png")] == str(february / "bee/0.png") and len(twins) == 3
+    assert not found.fine and len(str(found).splitlines()) == 1 + 1 + 3 + 1 + 1
+    assert learner.check(f"folder:{february}", fewest=6).near_empty == {"cat": 5, "empty": 0}
+    with pytest.raises(UserError, match="nowhere"):
+        learner.check(f"folder:{tmp_path / 'nowhere'}")
+
+
+def test_links_that_lead_nowhere_and_pipes_are_found_with_all_others(tmp_path):
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES)
+    february = tmp_path / "february"
+    photos(february, ["cat", "bee"], 2)
+    (february / "bee/broken.png").write_bytes(b"no image")
+    (february / "bee/gone.png").symlink_to("nowhere.png")
+    (february / "cat/loop.png").symlink_to("loop.png")
+    os.mkfifo(february / "cat/pipe.png")
+    (february / "cat/zero.png").symlink_to("/dev/zero")
+    sources = [
+        f"folder:{february}",
+        ([str(path) for path in sorted(february.glob("*/*.png"))], ["bee"] * 6 + ["cat"] * 7),
+    ]
+    for source in sources:
+        for one in (learner, Learner("wsc")):
+            found = one.check(source)
+            reasons = {Path(path).name: why for path, why in found.unreadable}
+            assert reasons.keys() == {"broken.png", "gone.png", "loop.png", "pipe.png", "zero.png"}
+            assert "No such file" in reasons["gone.png"] and "a pipe or a device" in reasons["pipe.png"]
+            assert found.classes == {"bee": 4, "cat": 4} and found.images == 13
+    only = tmp_path / "only"
+    (only / "cat").mkdir(parents=True)
+    (only / "cat/gone.png").symlink_to("nowhere.png")
+    assert len(learner.check(f"folder:{only}").unreadable) == 1
+    for name in ("gone.png", "pipe.png"):  # an image that is there no more does not make the others new
+        (tmp_path / "january/cat" / name).symlink_to("nowhere.png")
+    assert learner.check(f"folder:{tmp_path / 'january'}").learned_before == 1
+
+
+def test_images_that_a_task_was_learned_from_are_recognised_as_a_whole(learner):
+    found = learner.check(noisy(100, 0))
+    assert found.learned_before == 1 and "those of task 1" in str(found) and not found.fine
+    assert learner.check(noisy(99, 0)).learned_before is None
+    assert len(found.duplicates) == 8 + 40, "the exemplars and the held-out images"
+
+
+def test_images_that_a_method_learns_once_are_duplicates_of_learned_ones():
+    learner = learned(noisy(10, 0), name="ncm", adapt=False)
+    images, labels = noisy(12, 0)
+    twins = dict(learner.check((images, labels)).duplicates)
+    known = [
+        number for number, image in enumerate(images) if any(np.array_equal(image, old) for old in noisy(10, 0)[0])
+    ]
+    assert list(twins) == known and set(twins.values()) <= {"a learned image of 'ant'", "a learned image of 'cat'"}
+
+
+def test_what_learn_takes_is_checked_and_what_it_refuses_is_refused(tmp_path):
+    """``val`` of a new task also has the classes of earlier ones."""
+    learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1), **FILES)
+    photos(tmp_path / "february/train", ["bee"], 2)
+    photos(tmp_path / "february/val", ["bee", "cat"], 3)
+    source = f"folder:{tmp_path / 'february'}"
+    assert learner.check(source).classes["bee"] and learner.learn(source)["classes"] == ["bee"]
+    with pytest.raises(UserError, match="has arrays, earlier tasks had image files"):
+        learner.check(noisy(4, 0))
+
+
+# ---- how often the test errs -----------------------------------------------------------------------------------------
+
+
+DRAWS = 100
+
+
+def drawn(learner, count, first_seed, brighter=0):
+    """(features, numbers of the classes) of ``count`` images of each of two classes, in each draw."""
+    draws = [noisy(count, 2 * draw + first_seed, brighter=brighter) for draw in range(DRAWS)]
+    classifier = learner.answers.classifier
+    large = replace(classifier.learner.config, batch_size=100)  # features do not depend on the batch
+    with patch.object(classifier.learner, "config", large):
+        features = classifier.features(np.concatenate([images for images, _ in draws]))
+    numbers = [np.array([learner.classes.index(label) for label in labels]) for _, labels in draws]
+    return list(zip(np.split(features, DRAWS), numbers))
+
+
+def p_values(new, known):
+    rngs = map(np.random.default_rng, range(DRAWS))
+    return np.array([compared(*sides, 0.01, rng).p for *sides, rng in zip(new, known, rngs)])
+
+
+def test_in_100_draws_without_a_shift_at_most_five_are_alarms_and_with_one_nearly_all(learner, monkeypatch):
+    """30 known and 40 new images of each class. The level holds with any number of permutations."""
+    monkeypatch.setattr(drift, "PERMUTATIONS", 199)
+    known = drawn(learner, 30, 1000)
+    without = p_values(drawn(learner, 40, 1001), known)
+    shifted = p_values(drawn(learner, 40, 1001, brighter=30), known)
+    assert (without <= 0.01).sum() <= 5 and (shifted <= 0.01).sum() >= 95
+    assert 30 <= (without <= 0.5).sum() <= 70, "p-values are uniform without a shift"
+
+
+def test_the_statistic_is_the_discrepancy_of_two_means_by_its_definition():
+    """One class: mean of the kernel within each side, less twice that across."""
+    rng = np.random.default_rng(0)
+    new, known = rng.normal(0, 1, (9, 3)), rng.normal(1, 1, (12, 3))
+    rows = np.concatenate([new, known])
+    squares = np.array([[((a - b) ** 2).sum() for b in rows] for a in rows])
+    width = np.median(squares[np.triu_indices(21, 1)])
+    kernel = np.exp(-squares / width)
+    expected = kernel[:9, :9].mean() + kernel[9:, 9:].mean() - 2 * kernel[:9, 9:].mean()
+    one = np.zeros(9, int), np.zeros(12, int)
+    found = compared((new, one[0]), (known, one[1]), 0.01, rng)
+    assert found.distance == pytest.approx(np.sqrt(expected)) and found.p == 1 / 1000 and found.alarm
+    assert compared((new[:7], one[0][:7]), (known, one[1]), 0.01, rng) is None
+    assert compared((new, one[0]), (known, one[1] + 1), 0.01, rng) is None, "no class in common"

@@ -1,0 +1,503 @@
+"""docs/claims.md and claims_in_detail.md: verdicts on made-up runs of which the truth is known, and the pages."""
+
+import functools
+import importlib
+import itertools
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from math import factorial, inf
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.stats import kendalltau, ttest_1samp
+from support import synthetic
+from support.pages import rows_after, shown_in
+
+from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.results import Record
+from pycil_wsc.results.packed import lines, pack
+
+ROOT = Path(__file__).parents[2]
+NIGHT, PAPER_PAGE = ROOT / "exps" / "night", ROOT / "docs" / "paper.md"
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "path", [str(ROOT / "docs" / "scripts"), *sys.path])
+    claims = importlib.import_module("claims")
+    details = importlib.import_module("claims_in_detail")
+    findings = importlib.import_module("claim_findings")
+    claims_figure = importlib.import_module("claims_figure")
+    imagenet100 = importlib.import_module("imagenet100")
+recorded = functools.cache(lambda: findings.recorded(findings.RUNS))  # the committed runs
+A_OVER_B = findings.Claim("A is ahead of B", [("a",)], [("b",)], (4, 40))
+
+
+def table(values, **columns):
+    """A table of runs from {row: {share: the average of each seed}}; None is a missing run."""
+    lines = []
+    for row, by_share in values.items():
+        for share, seeds in by_share.items():
+            for seed, value in enumerate(seeds):
+                if value is not None:
+                    lines.append({"row": row, "share": share, "seed": seed, "average": float(value)} | columns)
+    return pd.DataFrame(lines)
+
+
+def shifted(differences, share_40=0.0):
+    """Runs of A and B whose seeds differ by tens of points, and A from B by ``differences`` at each share."""
+    b = [10.0 * seed for seed in range(len(differences))]
+    a = [value + difference for value, difference in zip(b, differences)]
+    return {"a": {4: a, 40: [value + share_40 for value in a]}, "b": {4: b, 40: b}}
+
+
+@pytest.mark.parametrize(
+    "differences, accepts, verdict",
+    [
+        ([1, 2, 3, 2, 2], (0, inf), "seen"),
+        ([-1, -2, -3, -2, -2], (0, inf), "the opposite"),
+        ([1, -2, 3, -2, 1], (0, inf), "not seen"),
+        ([0.1, -0.2, 0.1, 0, 0.2], (-1, 1), "seen"),
+        ([2, -3, 2, 0.5, -1], (-1, 1), "not seen"),
+        ([5, 6, 5, 6, 5], (-1, 1), "the opposite"),
+        ([5, 6, 5, 6, 5], (-1, inf), "seen"),
+        ([-5, -6, -5, -6, -5], (-1, inf), "the opposite"),
+        ([3], (0, inf), "not run yet"),
+    ],
+)
+def test_the_verdict_is_that_of_the_interval_of_paired_differences(differences, accepts, verdict):
+    found = findings.finding(replace(A_OVER_B, accepts=accepts), table(shifted(differences)))
+    assert found.verdict == verdict
+    if len(differences) > 1:
+        mean, half = findings.interval(found.seeds)
+        expected = ttest_1samp(differences, 0).confidence_interval(0.95)
+        assert (mean - half, mean + half) == pytest.approx((expected.low, expected.high))
+
+
+def test_the_difference_is_the_mean_over_the_sizes_of_the_memory():
+    found = findings.finding(A_OVER_B, table(shifted([1, 2, 3], share_40=10)))
+    assert found.seeds.tolist() == [6, 7, 8]
+    assert found.ours.to_numpy().tolist() == [[1, 11], [2, 12], [3, 13]]
+
+
+def test_a_seed_counts_once_all_its_runs_are_there():
+    values = shifted([4, 5, 6, 4, 5])
+    values["a"][40][3:] = [None, None]
+    found = findings.finding(A_OVER_B, table(values))
+    assert found.seeds.index.tolist() == [0, 1, 2] and (found.runs, found.all_runs) == (18, 20)
+    assert claims.summary(found)[-1] == "seen (3 seeds)"
+    assert found.ours[4].count() == 5, "the table of sizes uses all"
+    values["a"][40][1:] = [None] * 4
+    found = findings.finding(A_OVER_B, table(values))
+    assert claims.summary(found)[3:] == ("", "", "not run yet (16 of 20 runs)")
+
+
+def test_groups_stand_for_their_mean_or_for_their_best_at_each_size():
+    values = {"a": {4: [5, 5], 40: [5, 5]}, "b": {4: [1, 3], 40: [4, 4]}, "c": {4: [3, 2], 40: [2, 0]}}
+    both = replace(A_OVER_B, minus=[("b", "c")])
+    assert findings.finding(both, table(values)).ours.to_numpy().tolist() == [[3, 2], [2.5, 3]]
+    best = replace(both, best=True)  # c at 4, whose mean is 2.5, and b at 40
+    assert findings.finding(best, table(values)).ours.to_numpy().tolist() == [[2, 1], [3, 1]]
+    values["b"][4][1] = None  # it is not known which would be best in this seed
+    assert findings.finding(best, table(values)).ours[4].isna().tolist() == [False, True]
+
+
+def test_a_claim_may_compare_memory_sizes_and_sums_of_groups():
+    trend = replace(A_OVER_B, plus=[("a",)], minus=[("a",)], shares=(40,), against=(4,))
+    assert findings.finding(trend, table({"a": {4: [1, 2], 40: [5, 8]}})).seeds.tolist() == [4, 6]
+    twice = replace(A_OVER_B, plus=[("a",), ("d",)], minus=[("b",), ("c",)], shares=(4,))
+    values = {"a": {4: [8, 9]}, "b": {4: [1, 1]}, "c": {4: [2, 2]}, "d": {4: [4, 5]}}
+    assert findings.finding(twice, table(values)).seeds.tolist() == [9, 11]
+
+
+def test_cost_is_in_multiples_of_replays_of_the_same_seed_and_memory():
+    runs = table({"replay": {4: [0, 0], 40: [0, 0]}, "wsc": {4: [0, 0], 40: [0, None]}})
+    runs["flops"] = [10.0, 20.0, 100.0, 200.0, 15.0, 22.0, 300.0]
+    wide = findings.by_seed(runs, "cost")
+    assert wide["wsc@4"].tolist() == [1.5, 1.1] and wide["wsc@40"].iloc[0] == 3 and wide["wsc@40"].isna().iloc[1]
+    assert (wide[["replay@4", "replay@40"]] == 1).all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "text, differences",  # by hand, from the tables of the paper
+    [
+        ("Replay is behind the other", {4: (66.22 + 63.95 + 61.99 + 49.95 + 53.65 + 61.32) / 6 - 48.63}),
+        ("WSC is ahead of the best", {20: 67.25 - 66.90, 40: 74.49 - 72.69, 80: 77.71 - 75.71, 100: 78.16 - 77.02}),
+        ("WSC is ahead of averaging", {4: 52.00 - 50.23, 100: 78.25 - 77.92}),
+        ("Reset alone", {4: 48.73 - 48.92}),
+        ("Averaging alone", {4: 50.23 - 48.92}),
+        ("The product of moments ranks as well", {40: 73.57 - (73.49 + 73.63) / 2}),
+        ("The product of moments ranks better", {4: 52.00 - (50.10 + 47.29) / 2}),
+        ("Drift", {4: 51.93 - 52.00, 100: 77.90 - 78.25}),
+        ("Blending is ahead of the best", {4: 52.00 - 50.93, 40: 73.57 - 71.85, 100: 78.25 - 76.52}),
+        ("Blending is ahead of reverting", {4: 52.00 - 50.93}),
+        ("Blending is ahead of continual backprop", {100: 78.25 - 76.52}),
+        ("One reset", {4: 52.00 - 53.36}),
+        ("Full retraining is ahead", {80: 78.94 - 77.71}),
+        ("WSC is ahead of Replay without", {0: 29.83 - 26.07}),
+        ("Reservoir", {40: (0.19 + 0.18 - 0.31 + 0.06 + 0.20 + 0.12 + 0.23 + 0.14) / 8}),
+        ("WSC loses less", {4: -2.39 + (8.53 + 10.28 + 7.38 + 3.90 + 4.67 + 8.50 + 8.96) / 7}),
+    ],
+)
+def test_the_papers_differences_are_those_of_its_tables(text, differences):
+    (claim,) = [claim for claim in claims.CLAIMS if claim.text.startswith(text)]
+    paper = findings.finding(claim, pd.DataFrame(columns=["row", "share", "seed", "average"])).paper.iloc[0]
+    assert {share: paper[share] for share in differences} == pytest.approx(differences, abs=0.011)
+
+
+def runs_in_the_papers_order(seeds, sign=1):
+    paper = findings.papers_table("accuracy")
+    return table(
+        {name: {4: [sign * paper[f"{name}@4"].iloc[0] + seed for seed in range(seeds)]} for name in claims.EIGHT}
+    )
+
+
+def test_the_correlation_of_ranks_is_kendalls_with_all_resamples_of_seeds():
+    for sign in (1, -1):
+        wide = findings.by_seed(runs_in_the_papers_order(3, sign), "average")
+        assert findings.correlation(wide, claims.EIGHT, 4) == pytest.approx((sign, sign, sign, 2 / factorial(8), 3))
+    assert findings.correlation(wide.iloc[:1], claims.EIGHT, 4) is None, "one seed has no interval"
+    wide = wide + np.random.default_rng(0).normal(0, 10, wide.shape)
+    tau, low, high, chance, _ = findings.correlation(wide, claims.EIGHT, 4)
+    columns = [f"{name}@4" for name in claims.EIGHT]
+    paper = findings.papers_table("accuracy")[columns].iloc[0]
+    resamples = [wide.iloc[list(chosen)][columns].mean() for chosen in itertools.product(range(3), repeat=3)]
+    taus = [kendalltau(ours, paper)[0] for ours in resamples]
+    assert (tau, chance) == pytest.approx(tuple(kendalltau(wide[columns].mean(), paper)))
+    assert (low, high) == pytest.approx(tuple(np.quantile(taus, [0.025, 0.975]))) and low < high
+
+
+def test_holms_correction_takes_the_smallest_probabilities_first():
+    """Of p = .0005, .014, .03 and .04, the first two are below .05 / 4 and .05 / 3, and the third is not below .05 / 2;
+    the fourth, below .05, falls with it. One of .5 was not told from 0 before either.
+    """
+    found = []
+    for chance in (0.03, 0.0005, 0.5, 0.014, 0.04):
+        seeds = np.array([-1.0, -0.5, 0, 0.5, 1])
+        seeds += stats.t.isf(chance / 2, 4) * seeds.std(ddof=1) / 5**0.5
+        claim = replace(A_OVER_B, text=f"p = {chance:g}", shares=(4,))
+        found.append(findings.finding(claim, table({"a": {4: seeds}, "b": {4: [0] * 5}})))
+    four = [each for each in found if each.claim.text != "p = 0.5"]
+    assert findings.by_chance(four) == (4, ["p = 0.03", "p = 0.04"])
+    assert findings.by_chance(found) == (5, ["p = 0.014", "p = 0.03", "p = 0.04"])
+    assert findings.by_chance(found[1:2]) is None
+
+
+def test_first_tasks_are_compared_within_a_seed_between_runs_that_train_them_alike():
+    runs = table(
+        {"replay": {4: [0, 0], 40: [0, 0]}, "wsc": {4: [0, 0]}, "joint": {4: [0, 0]}, "wsc tasks=20": {4: [0]}}
+    )
+    runs["first"] = [50.0, 70.0, 50.0, 71.5, 50.5, 70.0, 10.0, 10.0, 90.0]
+    assert findings.first_tasks_apart(runs) == 1.5
+
+
+def record(method="wsc", memory=5, analyses=(), **keys):
+    keys = {"dataset": "cifar100_16", "images_per_class": 25, "classes": 50, "increment": 5} | keys
+    return replace(Record.of(synthetic.result(method, memory, **keys)), analyses=list(analyses))
+
+
+@pytest.mark.parametrize(
+    "keys, name",
+    [
+        ({}, "wsc"),
+        ({"method": "replay", "exemplars": "reservoir"}, "replay exemplars=reservoir"),
+        ({"wsc__retain": 1.0, "wsc__average": False}, "wsc average=False retain=1"),
+        ({"wsc__importance": "fisher"}, "wsc importance=fisher"),
+        ({"increment": 2, "classes": 40}, "wsc tasks=20"),
+        ({"method": "der", "operations_like": "replay"}, "der equal operations"),
+        ({"method": "joint", "init_epoch": 114, "epochs": 114}, "joint"),
+        ({"method": "joint", "init_epoch": 114, "epochs": 40}, "joint in Replay's schedule"),
+    ],
+)
+def test_a_run_is_named_by_what_differs_from_the_main_table(keys, name):
+    line = findings.table_of([record(**keys)]).iloc[0]
+    assert (line["row"], line["share"]) == (name, 20)
+
+
+def test_the_measures_of_a_run_are_means_over_the_later_tasks():
+    norms = [None, *range(1, 10)]
+    analyses = [
+        {
+            "task": task,
+            "share_new": 0.5,
+            "gradients": {"cosine": None if task == 0 else 0.1 * task, "norm": float(2 * task), "norm_new": 1.0},
+            "drift": {"between": None if task == 0 else {"norm": norms[task]}},
+        }
+        for task in range(10)
+    ]
+    found = record(analyses=analyses)
+    found.data["train_accuracy"] = [[10.0, 20.0 + task] for task in range(10)]
+    line = findings.table_of([found]).iloc[0]
+    assert (line["cosine"], line["gradient"], line["drift"]) == pytest.approx((0.5, 10, 5))
+    for measure, curves in (("loss", "train_loss"), ("trained", "train_accuracy")):
+        assert line[measure] == pytest.approx(np.mean([values[-1] for values in found.data[curves][1:]]))
+    assert (line["first"], line["later"]) == pytest.approx((found.curve[0], np.mean(found.curve[1:])))
+    assert [line[name] for name in ("average", "newest", "forgetting", "flops")] == [
+        found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
+    ]
+    assert findings.table_of([record()])[["cosine", "gradient", "drift"]].isna().all(axis=None), (
+        "a run without analyses has none"
+    )
+
+
+def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
+    levels = {"replay": 50, "icarl": 40, "bic": 40, "wa": 40, "der": 60, "foster": 60, "memo": 60}
+    runs = []
+    for method, memory, seed in itertools.product(levels, (1, 20, 25), range(5)):
+        average = levels[method] + (seed / 10 if method == "wa" else 0)
+        runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": float(average)}))
+    text = claims.page(runs)
+    verdicts = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")]
+    verdicts = verdicts[2 : 2 + len(claims.CLAIMS)]
+    kinds = [verdict.partition(" (")[0] for verdict in verdicts]
+    assert kinds == sorted(kinds, key=findings.VERDICTS.index) and len(kinds) == len(claims.CLAIMS)
+    assert (
+        "| Replay is ahead of expansion with a large memory | 80, 100 | -0.02 | -10.00 ± 0.00 | 0.00 | the opposite |"
+        in text
+    )
+    row = "| Replay is ahead of distillation with a large memory | 80, 100 | +2.21 | +9.93 ± 0.07 | 0.09 | seen |"
+    assert row in text
+    assert kinds[-1] == "not run yet"
+
+
+def test_without_runs_every_claim_is_not_run_yet(tmp_path):
+    text = claims.page(findings.recorded(tmp_path / "runs.jsonl"))
+    assert text.count("not run yet (0 of ") == len(claims.CLAIMS)
+
+
+def test_the_pages_are_those_of_the_recorded_runs():
+    for page, text in (
+        (claims.PAGE, claims.page(recorded())),
+        (details.PAGE, details.page(recorded(), claims.CLAIMS)),
+    ):
+        assert page.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
+
+
+def spent(record):
+    """The seconds of the run itself: another one may have trained its first task."""
+    run = record.data
+    return run["total_seconds"] - (run["train_seconds"] - run["train_seconds_spent"])
+
+
+def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
+    note = (ROOT / "results" / "night" / "README.md").read_text(encoding="utf-8")
+    replay = findings.by_seed(findings.table_of(recorded()), "average")
+    span = (replay["replay@100"] - replay["replay@4"]).mean()
+    assert f"{span:.1f} in the runs, with five" in note
+    found = [each for each in recorded() if not each.config.get("operations_like")]
+    hours = sum(map(spent, found)) / 3600
+    main = [each for each in found if findings.row_name(each) in findings.EIGHT and each.memory]
+    hours_of_main = sum(map(spent, main)) / 3600
+    assert len(main) == 320 and f"[{hours / 2:.1f} hours](" in note
+    assert f"`exps/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_counts_the_tasks_in_which_bic_loses_the_newest_classes():
+    """Two of nine in one run, and none in the other; runs of one exemplar per class do not count."""
+    runs = []
+    for memory, newest in ((1, [0.0] * 9), (2, [0.0, 0.0, *[1.0] * 7]), (10, [5.0] * 9)):
+        data = record("bic", memory).data
+        later = [[*row[:-1], value] for row, value in zip(data["matrix"][1:], newest, strict=True)]
+        runs.append(Record.of(data | {"matrix": [data["matrix"][0], *later]}))
+    text = " ".join(details.of_bic(runs).split())
+    assert "in 11 % of the tasks after the first" in text and details.of_bic(runs[:1]) == ""
+
+
+def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
+    draws = np.random.default_rng(0)
+    for seeds in (2, 3, 5):
+        half_width = stats.t.isf(0.025, seeds - 1) / seeds**0.5  # of a sample with a standard deviation of 1
+        repetitions = draws.normal(findings.detectable(seeds) * half_width, 1, (100_000, seeds))
+        detected = ttest_1samp(repetitions, 0, axis=1).confidence_interval(0.95).low > 0
+        assert detected.mean() == pytest.approx(0.8, abs=0.01)
+    found = findings.finding(replace(A_OVER_B, shares=(4,)), table(shifted([1, 2, 3, 2, 2])))
+    half = np.diff(ttest_1samp([1, 2, 3, 2, 2], 0).confidence_interval(0.95))[0] / 2
+    assert claims.summary(found)[4] == f"{1.355 * half:.2f}"
+
+
+def test_the_detailed_page_has_the_accuracies_of_other_settings():
+    """Finetune without memory alone, and ahead of all others there, as the page says."""
+    runs = []
+    for seed in range(5):
+        for method, memory, exemplars, average in (
+            ("finetune", 0, "herding", 20.0),
+            ("replay", 0, "herding", 10.0),
+            ("replay", 10, "reservoir", 30.0),
+        ):
+            data = record(method, memory, seed=seed, exemplars=exemplars).data
+            runs.append(Record.of(data | {"avg_acc": average + seed}))
+    rows = {row[0]: row[1:] for row in details.in_other_settings(findings.table_of(runs))}
+    half = stats.t.isf(0.025, 4) * np.std(range(5), ddof=1) / 5**0.5
+    assert rows["Finetune"] == [f"22.00 ± {half:.2f}", *[""] * 6]
+    assert rows["Replay"][0] == f"12.00 ± {half:.2f}" and rows["Replay"][5] == f"32.00 ± {half:.2f}"
+    assert rows["Replay"][1:5] == ["not run yet"] * 4
+    recorded_rows = details.in_other_settings(findings.table_of(recorded()))
+    means = [float(row[1].split()[0]) for row in recorded_rows]
+    assert len(means) == 9 and max(means) == means[0]
+
+
+def test_a_limit_half_as_wide_changes_the_verdict_about_drift_alone():
+    """As the page says, and what it says of the reset."""
+    runs = findings.table_of(recorded())
+    changed = []
+    for claim in claims.CLAIMS:
+        if claim.accepts == claims.NO_WORSE:
+            strict = findings.finding(replace(claim, accepts=(-0.5, inf)), runs)
+            changed += [claim.text] if strict.verdict != findings.finding(claim, runs).verdict else []
+    assert changed == ["Drift ranks as well as the product of moments"]
+    (alone,) = (claim for claim in claims.CLAIMS if claim.text == "WSC is ahead of averaging alone")
+    assert findings.finding(alone, runs).verdict == "not seen"
+
+
+def test_the_table_of_imagenet100_has_cells_of_all_seeds(tmp_path, monkeypatch):
+    """Means and standard errors of the average accuracies; one seed is missing of DER."""
+    for method, seed, average in (
+        *(("replay", seed, 10.0 + seed) for seed in range(3)),
+        ("der", 0, 7.0),
+        ("der", 1, 8.0),
+    ):
+        result = synthetic.result(method, 60, seed=seed) | {"avg_acc": average}
+        synthetic.write(tmp_path / "runs" / f"{method}{seed}", result)
+    monkeypatch.setattr(imagenet100, "RUNS", tmp_path / "imagenet100.jsonl.xz")
+    assert imagenet100.rows() == []
+    pack(tmp_path / "runs", imagenet100.RUNS)
+    header, *rows = imagenet100.rows()
+    assert header == ("method", "8 per class", "20 per class", "60 per class", "100 per class")
+    assert dict((row[0], row[1:]) for row in rows)["Replay"] == (*["not run yet"] * 2, "11.00 ± 0.58", "not run yet")
+    assert all(cell == "not run yet" for name, *cells in rows if name != "Replay" for cell in cells) and len(rows) == 8
+
+
+def test_all_runs_of_the_file_are_recorded_and_the_page_says_how_long_they_took():
+    records = [Record.of(run.result) for run in lines(imagenet100.RUNS)]
+    recorded_runs = [resolve(record.config).identity() for record in records]
+    planned = [run.identity() for run in load(imagenet100.CONFIG)]
+    assert len(planned) == 96 and all(run in planned for run in recorded_runs)
+    assert len({json.dumps(run, sort_keys=True) for run in recorded_runs}) == 96
+    hours = sum(map(spent, records)) / 2 / 3600
+    assert f"Its 96 runs took {hours:.1f} hours of two cores." in PAPER_PAGE.read_text(encoding="utf-8")
+
+
+def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
+    gains, runs = (3.0, 4.0, 6.0, 4.0, 3.0), []
+    for method, memory, seed in [*itertools.product(("replay", "wsc"), (1, 25), range(5)), ("der", 1, 0)]:
+        average = 30.0 + 5 * seed + (gains[seed] if method == "wsc" else 0)
+        if (method, memory, seed) != ("wsc", 25, 4):
+            runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": average}))
+    shown = claims_figure.gains(runs)
+    test = ttest_1samp(gains, 0).confidence_interval(0.95)
+    assert list(shown["here"]) == ["wsc"] and list(shown["here"]["wsc"]) == [4], "with all seeds only"
+    assert shown["here"]["wsc"][4] == pytest.approx([4.0, (test.high - test.low) / 2], abs=1e-4)
+    assert shown["the paper"]["wsc"][4] == [pytest.approx(52.16 - 48.63, abs=0.005), 0]
+
+
+def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
+    found = recorded()
+    assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(found))), (
+        "run docs/scripts/claims.py"
+    )
+    claims_figure.draw(tmp_path / "figure.svg", found)
+    assert shown_in(tmp_path / "figure.svg") == shown_in(claims_figure.IMAGE)
+
+
+def test_the_pages_say_who_is_ahead_of_replay_at_its_operations():
+    runs = findings.table_of(recorded())
+    ahead, behind, text = [], [], {}
+    for _, equal in details.OWN_AND_EQUAL:
+        for share, seeds in findings.finding(equal, runs).ours.items():
+            mean, half = findings.interval(seeds)
+            assert len(seeds.dropna()) == findings.SEEDS
+            text[equal.text, share] = f"{abs(mean):.2f} ± {half:.2f}"
+            ahead += [(equal.text, share)] * (mean > half)
+            behind += [(equal.text, share)] * (mean < -half)
+    assert ahead == [("FOSTER", 4)] and {place for place in text if place[1] != 4} <= set(behind)
+    smallest = {share: min((text[place], place[0]) for place in text if place[1] == share) for share in (40, 100)}
+    assert {name for _, name in smallest.values()} == {"iCaRL"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"iCaRL least (by {smallest[40][0]} and {smallest[100][0]} points)" in readme
+    assert f"FOSTER alone is ahead, by {text['FOSTER', 4]} points" in readme
+
+
+def test_the_readme_has_the_gains_of_wsc_and_of_its_reset():
+    readme, found = (
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        findings.table_of(recorded()),
+    )
+    for text, line in (
+        ("WSC is ahead of Replay", "WSC is {ours:.2f} ± {half:.2f} points above Replay; in the paper"),
+        ("WSC is ahead of averaging alone", "WSC, which adds the reset, is {ours:.2f} ± {half:.2f} points above it"),
+        ("Replay is behind the other methods with a small memory", "Replay is {ours:.2f} ± {half:.2f} points behind"),
+        (
+            "WSC is ahead of the best method that does not expand",
+            "(a difference of {ours:.2f} ± {half:.2f} points), which is iCaRL",
+        ),
+        ("Full retraining is ahead of WSC with a large memory", "is {minus:.2f} ± {half:.2f} points behind WSC here"),
+        (
+            "Replay is ahead of distillation with a large memory",
+            "{ours:.2f} ± {half:.2f} points ahead of the mean of the three that distil",
+        ),
+        (
+            "Replay is ahead of the best method that distils, with a large memory",
+            "{minus:.2f} ± {half:.2f} points behind the best of them, iCaRL",
+        ),
+        (
+            "Replay is ahead of expansion with a large memory",
+            "{minus:.2f} ± {half:.2f} points behind the mean of the three that grow",
+        ),
+    ):
+        (claim,) = (claim for claim in claims.CLAIMS if claim.text == text)
+        result = findings.finding(claim, found)
+        ours, half = findings.interval(result.seeds)
+        assert len(result.seeds) == findings.SEEDS
+        assert line.format(ours=ours, minus=-ours, half=half) in readme
+        if claim.best:
+            averages = findings.by_seed(found, "average").mean()
+            for share in claim.shares:
+                own = averages[findings.cells(claim.minus[0], share)]
+                assert own.idxmax() == f"icarl@{share}"
+        assert f"{abs(result.paper.mean(axis=1).iloc[0]):.2f} points" in readme
+
+
+def test_the_night_files_are_complete():
+    """``all.json`` has the runs of the others, with the paper's fractions of memory, and every claim has its runs."""
+    second = {"equal_operations", "imagenet100", "averaging"}  # tables of their own
+    files = {path.stem: path for path in NIGHT.glob("*.json") if not path.stem.startswith("trials")}
+    runs = {name: load(path) for name, path in files.items() if name not in second}
+    folders = {
+        name: Counter(json.dumps(config.to_dict(), sort_keys=True) for config in found) for name, found in runs.items()
+    }
+    everything = folders.pop("all")
+    assert set(everything) == set().union(*folders.values())
+    assert set(everything.values()) == {1}, "runs that tables share are done once"
+    assert {100 * config.memory_per_class / 25 for config in runs["main"]} == set(findings.SHARES)
+    cells = Counter(f"{findings.row_name(planned(config))}@{4 * config.memory_per_class}" for config in runs["all"])
+    assert set(cells.values()) == {findings.SEEDS}
+    assert {cell for claim in claims.CLAIMS for cell in claim.cells()} <= cells.keys()
+    _, papers = rows_after(PAPER_PAGE, "# The paper's tables and figures")
+    _, small = rows_after(PAPER_PAGE, "## A night on a laptop")
+    not_in_the_paper = {"`exps/table_t50.json`", "`exps/wsc_literal.json`", "`exps/paper_text.json`"}
+    assert {row[1] for row in papers} - not_in_the_paper == {row[1] for row in small} - {""}
+    counts = {Path(file.strip("`")).stem: int(count.replace(",", "")) for _, _, file, count in small}
+    runs |= {name: load(files[name]) for name in second}
+    assert counts == {name: len(found) for name, found in runs.items()}
+
+
+def test_fresh_weights_are_trained_as_replays_are():
+    """In the night's file of the training loss, and in the paper's."""
+    for file in (NIGHT / "training_loss.json", ROOT / "exps" / "figure_training_loss.json"):
+        keys = ("epochs", "milestones", "lrate", "lrate_decay", "weight_decay", "batch_size", "optimizer", "scheduler")
+        schedules = {(run.model_name, *(getattr(run, key) for key in keys)) for run in load(file)}
+        (joint, *ours), (replay, *theirs) = sorted(schedules)
+        assert (joint, replay) == ("joint", "replay") and ours == theirs
+
+
+def planned(config):
+    """A record with the configuration of a run that is yet to come."""
+    tasks = min(config.max_tasks, 100 // config.increment)
+    return Record.of(some_result(tasks * config.increment, config.increment) | {"config": config.to_dict()})
+
+
+@functools.cache
+def some_result(classes, increment):
+    return synthetic.result(classes=classes, increment=increment, losses=1)

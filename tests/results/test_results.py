@@ -1,0 +1,55 @@
+"""The results room: what runs write, and what readers make of earlier schemas."""
+
+import json
+
+import pytest
+from support.small_runs import results
+
+from pycil_wsc.config.dropped import DROPPED
+from pycil_wsc.errors import UnusableRun
+from pycil_wsc.launch.command import main
+from pycil_wsc.results import SCHEMA, Record, find_runs, read_result
+from pycil_wsc.results.earlier import LANGUAGE_INCIDENTAL
+
+
+def as_in_schema_1(contents):
+    return {name: value for name, value in contents.items() if name not in ("schema", "identity")}
+
+
+@pytest.mark.parametrize("keys", [{"model_name": "wsc"}, {"model_name": "replay", "consolidate": True, "max_tasks": 2}])
+def test_a_run_writes_the_identity_that_readers_derive_for_earlier_results(keys, undisturbed):
+    folder, result = undisturbed(**keys)
+    (record,) = find_runs([folder]).records
+    assert result["schema"] == SCHEMA
+    assert Record.of(as_in_schema_1(result)).identity == record.identity
+    assert read_result(folder / "result.json")["matrix"] == result["matrix"]
+
+
+def test_a_language_model_writes_the_identity_that_readers_derive_for_earlier_results(llm_settings, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(llm_settings))
+    assert main(["--config", str(path)]) == 0
+    (result,) = results(llm_settings).values()
+    assert result["schema"] == SCHEMA
+    assert Record.of(as_in_schema_1(result)).identity == Record.of(result).identity
+
+
+def test_what_did_not_decide_an_earlier_language_models_result_does_not_now():
+    from pycil_wsc.keys import RESULT
+    from pycil_wsc.llm.config import KEYS
+
+    decided_nothing = {name for name, key in KEYS.items() if key.decides not in RESULT}
+    assert LANGUAGE_INCIDENTAL - {"label", *DROPPED} == decided_nothing
+
+
+@pytest.mark.parametrize("schema", [2.0, True, "2", None, SCHEMA + 1])
+def test_another_schema_is_one_line(schema, undisturbed):
+    _, result = undisturbed(model_name="replay")
+    with pytest.raises(UnusableRun, match="is a result of another version"):
+        Record.of(result | {"schema": schema})
+
+
+def test_a_result_of_the_present_schema_without_an_identity_is_refused(undisturbed):
+    _, result = undisturbed(model_name="replay")
+    with pytest.raises(UnusableRun, match="'identity' is missing"):
+        Record.of({name: value for name, value in result.items() if name != "identity"})

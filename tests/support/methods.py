@@ -1,0 +1,75 @@
+"""What several tests share: see ``test_methods.py``."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.runs.run import Run
+
+SILENT = SimpleNamespace(
+    **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
+)
+
+
+SMALL = {
+    "dataset": "digits",
+    "init_cls": 4,
+    "increment": 3,
+    "convnet_type": "resnet8",
+    "memory_per_class": 10,
+    "init_epoch": 1,
+    "epochs": 1,
+    "batch_size": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", ".")
+
+
+def after(model_name, tasks, data, tmp_path, **keys):
+    """A learner of ``model_name`` that has learned ``tasks`` tasks, and its task list."""
+    run = Run(resolve(SMALL | {"model_name": model_name, "out": str(tmp_path)} | keys), data)
+    for task in run.manager.tasks[:tasks]:
+        run.learner.learn(task, SILENT)
+    return run.learner, run.manager.tasks
+
+
+def grown(model_name, tasks, data, tmp_path, **keys):
+    """A learner whose networks have grown to ``tasks`` tasks, all of whose weights are random; and its task list."""
+    run = Run(resolve(SMALL | {"model_name": model_name, "out": str(tmp_path)} | keys), data)
+    for task in run.manager.tasks[:tasks]:
+        run.learner.grow_for(task)
+    perturb(run.learner)
+    return run.learner, run.manager.tasks
+
+
+@torch.no_grad()
+def perturb(module):
+    """Move every parameter, so that no two networks and no two parts are equal, and no bias is zero."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def images(count=8):
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+BATCH, TARGETS = images(6), torch.tensor([0, 6, 2, 3, 5, 4])  # of the seven classes of two tasks
+
+
+def negative_log_likelihood(logits, targets):
+    return -logits.log_softmax(1)[range(len(targets)), targets].mean()
+
+
+def snapshot(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def moved(module, before):
+    return sorted(name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name]))
