@@ -308,7 +308,7 @@ def attack(number: int) -> str:
 
 def fuzz(minutes: float, first: int) -> int:
     """Attack for the given time, starting with case ``first``; returns the number of faults."""
-    from findings import FIXED, check  # which need not be there to attack at random
+    from support.findings import FIXED, check  # which need not be there to attack at random
 
     end, faults, number = time.monotonic() + 60 * minutes, 0, first
     for finding in FIXED:

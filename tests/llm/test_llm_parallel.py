@@ -170,7 +170,7 @@ def accelerated(path):
     """``accelerate launch`` of the run in two processes on the processor, in a process group of its own."""
     options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     options += ["--dynamo_backend", "no", "--main_process_port", "0"]
-    script = str(ROOT / "tests" / "sharded_main.py")
+    script = str(ROOT / "tests" / "support" / "sharded_main.py")
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, script, "--config", path]
     return subprocess.Popen(command, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 

@@ -146,7 +146,7 @@ def tensors_of(thing, path="learner", seen=None):
         parts = thing.items()
     elif isinstance(thing, (list, tuple, set)):
         parts = enumerate(thing)
-    elif type(thing).__module__.partition(".")[0] in ("pycil_wsc", "torch", "small_runs"):
+    elif type(thing).__module__.partition(".")[0] in ("pycil_wsc", "torch", "support"):
         parts = getattr(thing, "__dict__", {}).items()
     else:
         return

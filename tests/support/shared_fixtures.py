@@ -17,7 +17,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no further proces
 os.environ.setdefault("PYCIL_WSC_COMMIT", "tests")  # else each result starts git
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-import small_runs  # noqa: E402
+from support import small_runs  # noqa: E402
 from support.methods import digits as digits  # noqa: E402
 from support.months import months as months  # noqa: E402
 from support.small_llm import small_settings  # noqa: E402

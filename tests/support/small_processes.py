@@ -77,7 +77,7 @@ def shard_on_the_processor():
 
 def commanded(*arguments):
     """The exit code of ``main.py`` with these arguments. Its report has no figures."""
-    from small_runs import main, undrawn
+    from support.small_runs import main, undrawn
 
     with undrawn():
         return main(list(arguments))
