@@ -105,6 +105,8 @@ class Settings(Protocol):
     @property
     def batch_size(self) -> int: ...
     @property
+    def batch_seed(self) -> int | None: ...
+    @property
     def replay_ratio(self) -> float | None: ...
     @property
     def augmentation(self) -> str: ...
@@ -148,7 +150,7 @@ class Batches:
         views += [self._pass(samples, order, size, task, *address, "view", view) for view in range(1, samples.views)]
         parts = batch_slices(len(order), size, join=True)
         draws = torch.Generator(learner.device)
-        draws.manual_seed(seeding.derived_seed(learner.config.seed, "draws", task, *address))
+        draws.manual_seed(self._seed("draws", task, *address))
         for number, ((images, targets, *beside), *others) in enumerate(zip(*views, strict=True)):
             part = parts[number]
             rows = share.rows(number)
@@ -193,11 +195,17 @@ class Batches:
         of_task[manager.tasks[task].train_indices] = True
         return of_task
 
+    def _seed(self, what: str, task: int, *address: str | int) -> int:
+        """The seed of random numbers of an epoch; ``batch_seed`` replaces the run's after the first task."""
+        config = self.learner.config
+        seed = config.seed if config.batch_seed is None or task == 0 else config.batch_seed
+        return seeding.derived_seed(seed, what, task, *address)
+
     def _order(self, samples: Sampling, size: int, task: int, *address: str | int) -> tuple[np.ndarray, np.ndarray]:
         """The samples of an epoch in their order, (n,), and whether each is an exemplar: bool (n,)."""
         config = self.learner.config
         indices = samples.indices
-        seed = seeding.derived_seed(config.seed, "batches", task, *address)
+        seed = self._seed("batches", task, *address)
         if samples.source is not None:  # rows of another source, of which the memory knows nothing
             order = epoch_order(indices, True, seed)
             return order, np.zeros(len(order), bool)
@@ -209,7 +217,7 @@ class Batches:
             order = epoch_order(indices, True, seed)
         return order, ~of_task[order]
 
-    def _pass(self, samples: Sampling, order: np.ndarray, size: int, *address: str | int) -> Iterator[tuple]:
+    def _pass(self, samples: Sampling, order: np.ndarray, size: int, task: int, *address: str | int) -> Iterator[tuple]:
         """One augmentation of the images of an epoch, batch by batch."""
         learner = self.learner
         if samples.source is None:
@@ -222,7 +230,7 @@ class Batches:
             learner.manager.train_targets if samples.targets is None else samples.targets,
             size,
             train=True,
-            seed=seeding.derived_seed(learner.config.seed, "batches", *address),
+            seed=self._seed("batches", task, *address),
             shuffle=False,
             share=learner.processes.share_of_each_batch,
         )

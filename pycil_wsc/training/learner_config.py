@@ -33,6 +33,16 @@ class LearnerOptions:
         high=1,
         decides="later tasks",
     )
+    batch_seed: int | None = key(
+        None,
+        "seed of the order and augmentation of batches in all tasks but the first, to see how much these change alone; "
+        "null: `seed`",
+        low=0,
+        high=2**32 - 1,
+        decides="later tasks",
+        affects="accuracy",
+        by_method=True,
+    )
     label_smoothing: float = key(
         0.0,
         "fraction of each target that the cross-entropy spreads evenly over the classes",

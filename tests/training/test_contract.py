@@ -23,7 +23,7 @@ from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.networks.stages import with_stages
 from pycil_wsc.registry import register_learner
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.batches import Batch, rotated
+from pycil_wsc.training.batches import Batch, Sampling, rotated
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
 
@@ -465,3 +465,20 @@ def test_values_follow_a_saved_learner(tmp_path, registered):
     again = pycil_wsc.Learner.load(tmp_path / "saved")
     again.learn((images[40:], labels[40:]))
     assert again.evaluate((images, labels))["images"] == 80
+
+
+def test_another_seed_of_the_batches_changes_their_order_after_the_first_task_and_nothing_else(settings, tmp_path):
+    learners = [run_of(settings, model_name="replay", batch_seed=seed).learner for seed in (None, 1, 1)]
+    first, second, _ = learners[0].manager.tasks
+    for task in (first, second):
+        orders = []
+        for learner in learners:
+            samples = Sampling(indices=task.train_indices)
+            orders.append(
+                torch.cat([batch.indices for batch in learner.batches.of(samples, task.index, 0, 0)]).tolist()
+            )
+        assert sorted(orders[0]) == sorted(orders[1]) and orders[1] == orders[2]
+        assert (orders[0] == orders[1]) == (task.index == 0)
+    assert learners[0].manager.class_order == learners[1].manager.class_order
+    one, other = (learner.state_dict() for learner in learners[:2])
+    assert all(torch.equal(value, other[name]) for name, value in one.items() if torch.is_tensor(value))
