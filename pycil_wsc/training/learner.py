@@ -147,7 +147,7 @@ class BaseLearner(nn.Module):
         self.spent = Spent()
         with self.seeded("weights"):
             self.network = self.build()
-        self.place()
+        self._place()
 
     @functools.cached_property
     def stored(self) -> ExemplarValues:
@@ -388,12 +388,12 @@ class BaseLearner(nn.Module):
         """``tensors`` on the device, such as those of a saved state."""
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
-    def place(self) -> None:
+    def _place(self) -> None:
         """Move all networks to the device, in the memory format that ``channels_last`` sets."""
         memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
         self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
 
-    def freeze(self) -> None:
+    def _freeze(self) -> None:
         """Turn off gradients of the parts that the configuration freezes."""
         freeze(self)
 
@@ -431,27 +431,27 @@ class BaseLearner(nn.Module):
         if resume:
             self.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
         if self.chooses_first:
-            self.choose_exemplars(task)
+            self._choose_exemplars(task)
         self.begin_task(task)
         if not resume:
             monitor.task_started(task)
         if trained:
-            self.load_trained_state(trained)
+            self._load_trained_state(trained)
         else:
             loop.train(self, task, monitor, resume)
         self.end_task(task)
         monitor.task_trained(task)
-        self.choose_exemplars(task)
+        self._choose_exemplars(task)
         self.after_memory(task)
 
     def grow_for(self, task: Task) -> None:
         """:meth:`grow` with the task's random numbers, on the device."""
         with self.seeded("weights", task.index):
             self.grow(task)
-        self.freeze()
-        self.place()
+        self._freeze()
+        self._place()
 
-    def choose_exemplars(self, task: Task) -> None:
+    def _choose_exemplars(self, task: Task) -> None:
         """Choose the exemplars of ``task``, once.
 
         The loop does this after :meth:`end_task`, or with ``chooses_first`` before :meth:`begin_task`.
@@ -471,7 +471,7 @@ class BaseLearner(nn.Module):
             "train_flops": self.spent.operations,
         }
 
-    def load_trained_state(self, state: State) -> None:
+    def _load_trained_state(self, state: State) -> None:
         for mine, trained in zip(self._first_task_tensors(), state["tensors"], strict=True):
             mine.copy_(trained)
         self.spent.images = state["images_trained"]
