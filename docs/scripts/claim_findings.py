@@ -102,8 +102,15 @@ def table_of(found: Sequence[Record]) -> pd.DataFrame:
     table = []
     for record in found:
         share = round(100 * record.memory / record.config["images_per_class"])
-        table.append({"row": row_name(record), "share": share, "seed": record.seed, **measures(record)})
-    return pd.DataFrame(table, columns=["row", "share", "seed", *MEASURES, *OF_LATER_TASKS])
+        row = {"row": row_name(record), "share": share, "seed": record.seed, "classes": classes_of(record)}
+        table.append(row | measures(record))
+    return pd.DataFrame(table, columns=["row", "share", "seed", "classes", *MEASURES, *OF_LATER_TASKS])
+
+
+def classes_of(record: Record) -> int:
+    """The number of classes that a run learns over all of its tasks."""
+    config = record.config
+    return config["init_cls"] + config["increment"] * (len(record.curve) - 1)
 
 
 def row_name(record: Record) -> str:
@@ -123,14 +130,14 @@ def row_name(record: Record) -> str:
     return " ".join(parts)
 
 
-MEASURES = ("average", "first", "later", "newest", "forgetting", "flops")
+MEASURES = ("average", "first", "later", "newest", "forgetting", "flops", "images", "trained_last")
 OF_LATER_TASKS = ("loss", "trained", "cosine", "gradient", "drift")
 
 
 def measures(record: Record) -> dict[str, float]:
     """The measures of a run: ``first`` and ``later`` are the accuracy after the first task, and its mean after the
     others. Those ``OF_LATER_TASKS`` are means over all tasks but the first; ``loss`` and ``trained`` are the training
-    loss and accuracy of a task's last epoch.
+    loss and accuracy of a task's last epoch, and ``trained_last`` is the training accuracy of the last task's.
     """
     data = record.data
     losses = [curve[-1] for curve in (data.get("train_loss") or [])[1:] if curve]
@@ -140,6 +147,7 @@ def measures(record: Record) -> dict[str, float]:
     drifts = [line["norm"] for line in drift(record)]
     first, *others = record.curve
     values = (data["avg_acc"], first, _mean(others), data["new_acc"], data["forgetting"], data["train_flops"])
+    values += (data["images_trained"], trained[-1] if trained else float("nan"))
     later = map(_mean, (losses, trained, cosines, norms, drifts))
     return dict(zip((*MEASURES, *OF_LATER_TASKS), (*values, *later), strict=True))
 
@@ -184,19 +192,23 @@ def papers_table(study: str) -> pd.DataFrame:
 
 # ---- what it says ----------------------------------------------------------------------------------------------------
 
-NOT_RUN = "not run yet"
-VERDICTS = ("the opposite", "not seen", "seen", NOT_RUN)  # unflattering ones first
+NOT_RUN, NOT_TESTED = "not run yet", "not tested here"
+VERDICTS = ("the opposite", "not seen", "seen", NOT_TESTED, NOT_RUN)  # unflattering ones first
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, the difference in the paper, and ours: a line per seed and a column per fraction of memory."""
+    """A claim, the difference in the paper, and ours: a line per seed and a column per fraction of memory.
+
+    ``untested`` says why the runs cannot decide the claim; it is empty if they can.
+    """
 
     claim: Claim
     paper: pd.DataFrame
     ours: pd.DataFrame
     runs: int  # that there are
     all_runs: int
+    untested: str = ""
 
     @property
     def seeds(self) -> pd.Series:
@@ -208,6 +220,11 @@ class Finding:
         """Whether the interval lies inside the values that the claim accepts, outside, or across."""
         if len(self.seeds) < 2:
             return NOT_RUN
+        return NOT_TESTED if self.untested else self.outcome
+
+    @property
+    def outcome(self) -> str:
+        """The same, whether or not the runs can decide the claim."""
         mean, half = interval(self.seeds)
         low, high = self.claim.accepts
         if low < mean - half and mean + half < high:
@@ -250,24 +267,82 @@ def finding(claim: Claim, table: pd.DataFrame) -> Finding:
     wide = by_seed(table, claim.measure)
     runs = int(wide.reindex(columns=claim.cells()).count().sum())
     paper = differences(claim, papers_table(claim.study)) if claim.measure == "average" else pd.DataFrame()
-    return Finding(claim, paper, differences(claim, wide), runs, SEEDS * len(claim.cells()))
+    found = Finding(claim, paper, differences(claim, wide), runs, SEEDS * len(claim.cells()))
+    return replace(found, untested=why_untested(found, table))
 
 
-def by_chance(findings: Sequence[Finding]) -> tuple[int, list[str]] | None:
-    """The number of claims that a difference is above 0, and those told from 0 that by Holm's correction are not.
+# ---- what the runs cannot decide -------------------------------------------------------------------------------------
 
-    None if there is no such claim.
+CONVERGED = 95.0  # training accuracy, in percent, from which on a network counts as trained to the end
+LONGER = 1.1  # times as many training images from which on a schedule counts as longer
+OF_PLASTICITY = ("newest", "loss", "cosine", "gradient", "drift")  # what a network still learns, and how it moves
+UNCONVERGED, LONGER_SCHEDULE, NO_EFFECT, OTHER_CLASSES = "training", "schedule", "reset", "classes"
+RESET_GAIN = Claim("WSC is ahead of averaging alone", [("wsc",)], [("wsc reset=none",)], study="ablation")
+
+
+def why_untested(found: Finding, table: pd.DataFrame) -> str:
+    """Why the runs cannot decide a claim, or an empty string if they can.
+
+    * ``classes``: the runs that it compares learn different numbers of classes.
+    * ``training``: it is about plasticity or full retraining, and the networks are not trained to the end.
+    * ``schedule``: the side that is ahead trains longer, and the other one is not trained to the end.
+    * ``reset``: it asks how to reset, its difference is not told from 0, and neither is that of the reset itself.
     """
+    claim, seeds = found.claim, found.seeds
+    if len(seeds) < 2 or not claim.minus or "trained" not in table:
+        return ""
+    plus, minus = (_runs_of(table, claim, side) for side in ("plus", "minus"))
+    both = pd.concat([plus, minus])
+    if both["classes"].nunique() > 1:
+        return OTHER_CLASSES
+    if (claim.measure in OF_PLASTICITY or both["row"].str.startswith("joint").any()) and _least(both) < CONVERGED:
+        return UNCONVERGED
+    ahead, behind = (plus, minus) if seeds.mean() > 0 else (minus, plus)
+    longer = ahead["images"].mean() > LONGER * behind["images"].mean()
+    if claim.measure == "average" and longer and _least(behind) < CONVERGED:
+        return LONGER_SCHEDULE
+    if of_resets(claim) and not told_from_0(seeds):
+        gain = differences(RESET_GAIN, by_seed(table, "average")).mean(axis=1, skipna=False).dropna()
+        return "" if len(gain) > 1 and told_from_0(gain) else NO_EFFECT
+    return ""
+
+
+def _runs_of(table: pd.DataFrame, claim: Claim, side: str) -> pd.DataFrame:
+    """The runs of one side of a claim."""
+    shares = claim.shares if side == "plus" else claim.against or claim.shares
+    rows = [row for group in getattr(claim, side) for row in group]
+    return table.loc[table["row"].isin(rows) & table["share"].isin(shares)]
+
+
+def _least(runs: pd.DataFrame) -> float:
+    """The training accuracy of the rows, means over seeds, that is the lowest; NaN if none has one."""
+    return float(runs.groupby(["row", "share"])["trained"].mean().min())
+
+
+def of_resets(claim: Claim) -> bool:
+    """Whether it compares ways to reset: all its rows are WSC's with a reset."""
+    rows = [row for group in (*claim.plus, *claim.minus) for row in group]
+    return all(row.split()[0] == "wsc" and "reset=none" not in row for row in rows)
+
+
+def told_from_0(seeds: pd.Series) -> bool:
+    """Whether the interval of the mean over seeds excludes 0."""
+    mean, half = interval(seeds)
+    return abs(mean) > half
+
+
+def by_chance(findings: Sequence[Finding]) -> tuple[int, list[str]]:
+    """The number of claims that a difference is above 0, and those told from 0 that by Holm's correction are not."""
     chances = {}
     for each in findings:
-        if each.verdict != NOT_RUN and each.seeds.nunique() > 1:
+        if each.verdict not in (NOT_TESTED, NOT_RUN) and each.seeds.nunique() > 1:
             chances[each.claim.text] = float(np.asarray(ttest_1samp(each.seeds, 0))[1])
     lost, count, kept = [], len(chances), True
     for rank, (text, chance) in enumerate(sorted(chances.items(), key=lambda pair: pair[1])):
         kept = kept and chance <= 0.05 / (count - rank)
         if not kept and chance <= 0.05:
             lost.append(text)
-    return (count, lost) if lost else None
+    return count, lost
 
 
 def first_tasks_apart(table: pd.DataFrame) -> float:

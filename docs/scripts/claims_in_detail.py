@@ -1,5 +1,6 @@
 """Write docs/claims_in_detail.md, which :mod:`claims` calls: the numbers behind the claims, at each memory size."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from textwrap import fill
@@ -23,12 +24,14 @@ from claim_findings import (  # beside this file, as the next one is
     row_name,
     table_of,
 )
-from figure import NAMES
+from figure import NAMES, SCHEDULE
 
 from pycil_wsc.results import Record
 
 PAGE = ROOT / "docs" / "claims_in_detail.md"
 ESTIMATE = 1015, 24.8  # all runs, and the hours of two cores that they take by `--dry-run --measure`, on an AMD EPYC
+WA_ALIGNMENT = ROOT / "results" / "night" / "wa_alignment.csv"
+TRAINED = ["replay", "joint", "joint in Replay's schedule"]
 R = ("replay",)
 REPLAY = Claim("Replay's average accuracy", [R], [])
 METHODS = tuple(Claim(NAMES[row], [(row,)], [R]) for row in ("wsc", *OTHERS))
@@ -67,72 +70,68 @@ RETAINED = tuple(  # each share, with averaging and without it, against all
 INTRODUCTION = """\
 # The claims in detail
 
-The numbers behind [The paper's claims](claims.md), from the runs of [the night files](paper.md#a-night-on-a-laptop).
-± is the half-width of a 95 % interval by Student's t over runs of five seeds, paired where they are compared.
+The numbers behind [The paper's claims](claims.md): every memory size, every method, costs and other settings.
+
+"""
+TRAINING = (
+    "With all images in memory, Replay ends its last task at {replay:.0f} % training accuracy, full retraining at "
+    "{joint:.0f} % and fresh weights in Replay's schedule at {fresh:.0f} %. After "
+    "[the paper's schedule](results.md#the-papers-schedule), Replay has {low:.1f} to {high:.1f} %. A network that has "
+    "not learned its training images shows nothing about lost plasticity. So claims about plasticity, full retraining, "
+    "gradients and drift are *not tested* here."
+)
+MEASURES = """\
+± is the half-width of a 95 % interval by Student's t over five seeds, paired where runs are compared.
 
 ## Measures
 
-- *Other measures* than average accuracy: accuracy on the newest task, and forgetting, in points; the cosine between the
-  gradients of new and of past data at the start of a task; the norm of the mean gradient there, which times the
-  learning rate is the paper's drift; the norm of the weights' change over a task (drift), which takes five times as
-  many steps with the full memory; the training loss of the last epoch, where fresh weights are trained in Replay's
-  schedule.
-- *Costs* are ratios: the floating-point operations of the training passes, divided by Replay's with the same memory.
-  They follow from the schedules. WSC makes the same passes as Replay, so that its ratio is 1 by construction;
-  [Speed](speed.md) and [the page on WSC](wsc.md#what-it-costs) have the measured times, with what WSC's work on the
-  weights adds. The paper compares times. Those of the runs here cannot be compared, since other programs were running
-  on the machines.
+- *Average accuracy*, *newest task* and *forgetting* are in points of accuracy.
+- *Gradients*: the cosine between those of new and of past data at the start of a task, and the norm of their mean.
+- *Drift*: the norm of the weights' change over a task. With all images in memory a task has five times as many steps.
+- *Training loss*: that of the last epoch. Fresh weights are trained in Replay's schedule.
+- *Cost*: the floating-point operations of the training passes, divided by Replay's with the same memory. WSC makes the
+  same passes, so its cost is 1. [Speed](speed.md) has measured times.
 
 ## Settings
 
-- *WSC* takes a plain mean of the weights every 2.9 epochs of 40, as the paper's every 5 epochs of 70. This is
-  [not the default](wsc.md#where-it-departs-from-the-papers-text). Wherever weights are averaged, the learning rate
-  stays at 0.1 after the warm-up; Replay and the reset alone keep the step decay. The paper does not state WSC's
-  rate. With the step decay, neither of the two averages that were run in this protocol is shown to gain anything
-  ([which average](wsc.md#which-average)).
-- *Options that count images or steps* are scaled: BiC holds out a tenth of the exemplars, at least 1 of 2
-  (`validation`), FOSTER's class weights (`beta1`, `beta2`) count each image twenty times, and continual backprop has a
-  higher rate and a lower maturity, as it would replace no unit with its defaults. These three were changed after their
-  first runs on the test images: [with 4 % of the images](../results/night/README.md) BiC and FOSTER had been 2.9 and
-  6.1 points lower. With 4 %, one image per class, BiC has none to hold out, and learns no bias correction.
-- *Twenty tasks* have two classes each, 40 in all, where the ten tasks have 50.
+- *WSC* takes a plain mean every 2.9 epochs of 40 and keeps the learning rate at 0.1 after the warm-up. This is
+  [not the default](wsc.md#where-it-departs-from-the-papers-text).
+- *BiC* holds out a tenth of the exemplars, at least one of two (`validation`). *FOSTER*'s class weights (`beta1`,
+  `beta2`) count each image twenty times. *Continual backprop* has a higher rate and a lower maturity.
+- These three were adapted after their first runs on the test images. With 4 % of the images,
+  [BiC and FOSTER had been 2.9 and 6.1 points lower](../results/night/README.md).
+- *Twenty tasks* have two classes each, 40 in all. The ten tasks have 50.
+
 """
 AT_EACH_SIZE = """\
 ## At each memory size
 
-The paper's difference, then ours with the half-width of its interval. Each entry is of the seeds that have run at this
-size, two at least; the table of [the claims](claims.md) is of those that have run at all sizes of the claim. The
-paper's table of twenty tasks contradicts itself at 40 %: WSC's accuracy there, 76.65, is 2.16 points above that of ten
-tasks, but the difference printed beside it is 0.22. With that difference, the paper's entry there would be +2.28. Our
-twenty tasks have 40 classes, the ten tasks 50, so that both numbers change at once.
+The paper's difference, then ours with the half-width of its interval. The paper's table of twenty tasks contradicts
+itself at 40 %: with the difference that it prints, its entry there would be +2.28.
 """
 AGAINST_REPLAY = """\
 ## Each method against Replay
 
 The difference from Replay with the same memory, in the paper and ours, as above.
+"""
+OF_WA = """\
+WA gains nothing here. It scales the head's rows of new classes to the mean norm of the old ones, which are usually
+shorter. After the few steps of this protocol they are not, and the scaling favours the new classes
+([record](../results/night/wa_alignment.csv), `python docs/scripts/wa_alignment.py`):
 
-WA gains nothing here. It scales the head's rows of new classes to the mean norm of the old ones, which makes up for
-their being longer. After the few steps of this protocol they are not: the old rows are 1.04 times as long on average
-with 4 % of the images in memory, and 1.29 times with all of them, so that the scaling favours the new classes. With all
-images this explains why WA is behind: without the scaling its average accuracy is higher by 2.82 ± 0.79 points, and
-0.06 ± 0.74 above Replay's. With 4 % the scaling makes no difference that five seeds show: without it, WA is higher by
-0.50 ± 0.69 points, and 0.43 ± 0.74 above Replay. The sizes between were not run
-([record](../results/night/wa_alignment.csv), `python docs/scripts/wa_alignment.py`).
 """
 IN_OTHER_SETTINGS = """\
 ## In other settings
 
-The average accuracy, in percent, without exemplars, with exemplars chosen by reservoir sampling instead of herding
-([by an earlier rule](claims.md#how-far-to-trust-it)), and in twenty tasks. Without exemplars, Finetune, which trains on
-the new classes alone, is ahead of all. The paper's runs without exemplars probably [had one per class](paper.md).
+Average accuracy in percent: without exemplars, with [a kind of reservoir](claims.md#how-far-to-trust-it) instead of
+herding, and in twenty tasks. Without exemplars, Finetune, which trains on the new classes alone, is ahead of all. The
+paper's runs without exemplars probably had [one per class](paper.md).
 """
 AT_REPLAYS_OPERATIONS = """\
 ## At Replay's operations
 
-The difference from Replay with the same memory: in the method's own schedule, with its cost in multiples of Replay's
-operations in brackets, and in a schedule so short that it costs what Replay's does
-(`exps/night/equal_operations.json`). WSC costs what Replay does in its own schedule. So shortened, each of the six is
-behind Replay with 40 and with 100 % of the images; with 4 %, FOSTER alone is ahead of it.
+The difference from Replay with the same memory: in the method's own schedule, with its cost over Replay's in brackets,
+and in one so short that it costs what Replay's does (`exps/night/equal_operations.json`).
 """
 RETAIN_RATES = """\
 ## Retain rates
@@ -143,8 +142,7 @@ RANKS = """\
 ## Ranks of the eight methods
 
 Kendall's tau between our order of the eight methods and the paper's (1: the same, -1: reversed), with the 95 % interval
-of the bootstrap over our seeds, and the probability of a tau as far from 0 without any correlation. The interval takes
-the paper's means as exact, and with so few seeds it is too narrow.
+of the bootstrap over our seeds, which is too narrow with so few. p is the probability of such a tau by chance.
 """
 
 
@@ -155,10 +153,9 @@ def page(found: Sequence[Record], claims: Sequence[Claim]) -> str:
     wide = [by_share(each) for each in findings if len(each.claim.shares) > 1]
     sizes = [f"{share} %" for share in SHARES]
     parts = (
-        INTRODUCTION,
-        AT_EACH_SIZE,
+        INTRODUCTION + training(table) + MEASURES + AT_EACH_SIZE,
         markdown(("claim", *sizes), wide),
-        AGAINST_REPLAY + of_bic(found),
+        AGAINST_REPLAY + of_wa(table) + of_bic(found) + "\nAll methods:\n",
         markdown(("method", *sizes), [by_share(finding(each, table)) for each in (REPLAY, *METHODS)]),
         IN_OTHER_SETTINGS,
         markdown(("method", *(name for name, _, _ in OTHER_SETTINGS)), in_other_settings(table)),
@@ -209,6 +206,36 @@ def by_share(each: Finding) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def training(table: pd.DataFrame) -> str:
+    """The training accuracies that the networks reach, here and with the paper's schedule."""
+    trained = table.loc[table["share"].eq(100)].groupby("row")["trained_last"].mean().reindex(TRAINED)
+    if trained.isna().any():
+        return ""
+    replay, joint, fresh = trained
+    full = []
+    for path in SCHEDULE.glob("replay-m*.json"):
+        _, *later = json.loads(path.read_text(encoding="utf-8"))["train_accuracy"]
+        full += [curve[-1] for curve in later]
+    text = TRAINING.format(replay=replay, joint=joint, fresh=fresh, low=min(full), high=max(full))
+    return fill(text, 120) + "\n\n"
+
+
+def of_wa(table: pd.DataFrame) -> str:
+    """What WA's scaling does: the lengths of the head's rows, and the accuracy without it."""
+    wide, rows = by_seed(table, "average"), []
+    runs = pd.read_csv(WA_ALIGNMENT).assign(ratio=lambda lines: lines["old_norm"] / lines["new_norm"])
+    for memory, lines in runs.groupby("memory_per_class"):
+        share = 4 * memory
+        if not {f"wa@{share}", f"replay@{share}"} <= set(wide):
+            return ""
+        without = lines.groupby("seed")["accuracy"].mean()
+        gains = [without - wide[f"{name}@{share}"] for name in ("wa", "replay")]
+        over_wa, over_replay = (f"{mean:+.2f} ± {half:.2f}" for mean, half in map(interval, gains))
+        rows.append((f"{share} %", f"×{lines['ratio'].mean():.2f}", over_wa, over_replay))
+    header = ("memory", "old rows over new ones", "without the scaling, over WA", "over Replay")
+    return f"\n{OF_WA}{markdown(header, rows)}"
+
+
 def of_bic(found: Sequence[Record]) -> str:
     """What BiC's bias correction does to the newest classes, where it has images."""
     corrected = [record for record in found if row_name(record) == "bic" and record.memory > 1]
@@ -217,10 +244,10 @@ def of_bic(found: Sequence[Record]) -> str:
         return ""
     lost = 100 * sum(accuracy == 0 for accuracy in newest) / len(newest)
     text = (
-        "BiC's bias correction does harm here. It is learned from one or two held-out images of each class; in "
-        f"{lost:.0f} % of the tasks after the first, in the runs with 8 % of the images or more, no test image of the "
+        "BiC's bias correction does harm here. It is learned from one or two held-out images of each class. "
+        f"In {lost:.0f} % of the tasks after the first, with 8 % of the images or more, no test image of the "
         "newest classes is recognised after it. With 8, 16 and 20 % BiC is 2.0, 2.7 and 2.7 points better "
-        "[without it](../results/night/README.md). With 4 % there is no correction."
+        "[without it](../results/night/README.md)."
     )
     return f"\n{fill(text, 120)}\n"
 
@@ -276,8 +303,8 @@ def hours(found: Sequence[Record]) -> str:
     """What the runs of ``all.json`` took, and what they were estimated to take."""
     found = [record for record in found if not record.config.get("operations_like")]
     spent = sum(map(seconds_of, found)) / 3600 / 2
-    text = f"{len(found):,} runs are recorded, each on one core; together they took {spent:.1f} hours of two cores,"
-    text += " where at most ten were aimed at. That is by the clock: the times at which a run had to wait for other"
-    text += " work on its machine are included."
     runs, estimate = ESTIMATE
-    return f"{text} The estimate for all {runs:,} runs is {estimate:g} hours (`--dry-run --measure`, on an AMD EPYC)."
+    return (
+        f"{len(found):,} runs, each on one core, took {spent:.1f} hours of two cores by the clock, beside other work. "
+        f"`--dry-run --measure` estimates {estimate:g} hours for all {runs:,} runs."
+    )

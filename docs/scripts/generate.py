@@ -11,12 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
-CONFIGURATION, LANGUAGE_MODELS, SPEED, ABUNDANT = "configuration", "language_models", "speed", "abundant"
+CONFIGURATION, RESULTS, SPEED, ABUNDANT = "configuration", "results", "speed", "abundant"
 WSC, PAPER = "wsc", "paper"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
-PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods"), CONFIGURATION) | {"language models": LANGUAGE_MODELS}
-RECORDS = {"trace_smollm2_tune": LANGUAGE_MODELS, "trace_smollm2": LANGUAGE_MODELS}
-RECORDS |= {
+PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods", "language models"), CONFIGURATION)
+RECORDS = {
+    "trace_smollm2": RESULTS,
     "scaling-cpu": SPEED,
     "image-folder-cpu": SPEED,
     "abundant": ABUNDANT,
@@ -109,7 +109,7 @@ def recorded(name):
         lines = averaging.rows()
         return f"{rows(lines[0], lines[1:])}\n{averaging.sentence()}\n" if lines else "None yet.\n"
     else:
-        lines = (trace_tables.choices if name.endswith("_tune") else trace_tables.runs)(name)
+        lines = trace_tables.runs(name)
     return rows(lines[0], lines[1:]) if lines else "None yet.\n"
 
 

@@ -1,4 +1,4 @@
-"""The tables of runs in docs/language_models.md, from their records in results/."""
+"""The table of language models in docs/results.md, from their records in results/."""
 
 import json
 from pathlib import Path
@@ -52,19 +52,6 @@ def _run(record: dict[str, Any]) -> tuple[str, ...]:
     cost = (record["train_minutes"], record["relative_vram_minutes"])
     seed = f"seed {config['seed']}" + f", Trainer in {record['precision']}" * ("schema" in record)
     return (f"{name}, {seed}", *map(_percent, scores), *(f"{minutes:.1f}" for minutes in cost))
-
-
-def choices(folder: str) -> list[tuple[str, ...]]:
-    """Header and rows: the runs by which the learning rate and the epochs were chosen."""
-    found = records(folder)
-    header = ("learning rate", "items", "epochs", *found[0]["tasks"], "average", "tokens per second")
-    return [header, *map(_choice, found)]
-
-
-def _choice(record: dict[str, Any]) -> tuple[str, ...]:
-    config, trace = record["config"], record["scores"]["trace"]
-    tried = (f"{config['llm.lr']:g}", str(config["llm.train_items"]), str(config["llm.epochs"][0]))
-    return (*tried, *map(_percent, (*trace["matrix"][-1], trace["last_average"])), f"{record['tokens_per_second']:.0f}")
 
 
 def _percent(share: float) -> str:

@@ -403,7 +403,7 @@ def test_a_package_that_lacks_is_named_before_anything_is_trained(llm_settings, 
 def test_the_docs_table_is_the_keys():
     rows = re.findall(
         r"^\| `((?:llm\.|wsc\.)?\w+)` \| `(.+?)` \| [^|]*\| (.+) \|$",
-        (ROOT / "docs" / "language_models.md").read_text().partition("## Keys")[2],
+        (ROOT / "docs" / "configuration.md").read_text().partition("## Language models")[2],
         re.MULTILINE,
     )
     assert {name: (json.loads(default), doc) for name, default, doc in rows} == {

@@ -722,7 +722,10 @@ def test_every_benchmark_of_these_pages_is_among_them():
 # ---- links, and what is generated ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+NOTES = sorted((ROOT / "results").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_to_files_and_headings(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for place, _, anchor in re.findall(r"\]\(((?!https?:)[^)#]*)(#([^)]*))?\)", text):
