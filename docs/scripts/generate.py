@@ -9,21 +9,23 @@ import re
 import sys
 from pathlib import Path
 
+import speed_tables  # beside this file
+
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, RESULTS, SPEED, ABUNDANT = "configuration", "results", "speed", "abundant"
 WSC, PAPER = "wsc", "paper"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods", "language models"), CONFIGURATION)
-RECORDS = {
-    "trace_smollm2": RESULTS,
-    "scaling-cpu": SPEED,
-    "image-folder-cpu": SPEED,
+RECORDS = {"trace_smollm2": RESULTS}
+RECORDS |= {
     "abundant": ABUNDANT,
     "equal decay": ABUNDANT,
     "averaging": WSC,
+    "short tasks": WSC,
     "imagenet100": PAPER,
 }
+RECORDS |= dict.fromkeys(speed_tables.TABLES, SPEED)
 GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
 
 
@@ -93,18 +95,20 @@ def recorded(name):
     import abundant  # beside this file, as are
     import averaging
     import imagenet100
-    import speed_tables
+    import short_tasks
     import trace_tables
 
     if name == "abundant":
         lines = abundant.rows()
-        return f"{rows(lines[0], lines[1:])}\n{abundant.sentences()}\n{abundant.FIGURE}\n" if lines else "None yet.\n"
+        return f"{rows(lines[0], lines[1:])}\n{abundant.sentence()}\n\n{abundant.FIGURE}\n" if lines else "None yet.\n"
     if name in speed_tables.TABLES:
         lines = speed_tables.rows(name)
     elif name == "equal decay":
         lines = abundant.rows_at_equal_decay()
     elif name == "imagenet100":
         lines = imagenet100.rows()
+    elif name == "short tasks":
+        lines = short_tasks.rows()
     elif name == "averaging":
         lines = averaging.rows()
         return f"{rows(lines[0], lines[1:])}\n{averaging.sentence()}\n" if lines else "None yet.\n"

@@ -1,7 +1,7 @@
 """The generated tables of docs/speed.md, from their records in results/."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,84 @@ def image_folder(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             yield f"`{value}`", start, f"{measured['seconds']['start']:.0f}", *spent, *memory
 
 
-TABLES = {"scaling-cpu": scaling, "image-folder-cpu": image_folder}
+def speeds(record: dict[str, Any], *columns: str) -> Iterator[tuple[str, ...]]:
+    """Header and rows: the engine's images per second, and its speed over that of the other loops."""
+    yield "method", "images per second", "range", *columns
+    first = next(iter(record["methods"].values()))["images_per_second"]["engine"]["median"]
+    for name, measured in record["methods"].items():
+        if name == "wsc" and record["tasks"] == 1:  # its first task is Replay's
+            continue
+        rate = measured["images_per_second"]["engine"]
+        further = {
+            "time over Replay's": f"{first / rate['median']:.2f}",
+            "peak memory, MiB": f"{measured['peak_memory_bytes']['engine'] / 2**20:,.0f}",
+        }
+        for column in columns:
+            if column.startswith("over"):
+                further[column] = f"{measured['engine_' + column.replace(' ', '_')]:.2f}"
+        yield (
+            name,
+            _rate(rate["median"]),
+            f"{_rate(rate['min'])} to {_rate(rate['max'])}",
+            *(further[column] for column in columns),
+        )
+
+
+def _rate(images_per_second: float) -> str:
+    return f"{images_per_second:,.0f}" if images_per_second > 100 else f"{images_per_second:.1f}"
+
+
+def ablation(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Header and rows: the engine with one part replaced by what stands after the colon."""
+    yield "removed", "images per second", "range", "over the whole"
+    for part in record["images_per_second"].values():
+        if part["removed"].startswith("fused optimiser"):  # this variant was corrected after the measurement
+            continue
+        rates = f"{_rate(part['min'])} to {_rate(part['max'])}"
+        yield part["removed"], _rate(part["median"]), rates, f"{part['over_whole']:.2f}"
+
+
+def costs(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Header and rows: the seconds of a task and of its parts."""
+    parts = ("training", "end of training", "exemplars", "test", "checkpoints")
+    yield "method", "task", "range", *parts, "overhead", "over Replay"
+    for name, measured in record["methods"].items():
+        task = measured["seconds"]["task"]
+        places = 1 if task["median"] > 20 else 2
+        cells = [f"{task['median']:.{places}f}", f"{task['min']:.{places}f} to {task['max']:.{places}f}"]
+        cells += [f"{measured['seconds'][part]['median']:.2f}" for part in parts]
+        overhead = f"{100 * measured['overhead_share']['median']:.1f} %"
+        yield name, *cells, overhead, f"{measured['over_replay']:.3f}"
+
+
+def peaks(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Header and rows: MiB by task. Methods that need the same, to a MiB, share a row."""
+    tasks = (1, 2, 4, 6, 8, 10)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, peak in record["peak_bytes"].items():
+        rows.setdefault(tuple(f"{peak[task - 1] / 2**20:,.0f}" for task in tasks), []).append(name)
+    yield "method", *map(str, tasks)
+    for cells, names in rows.items():
+        yield ", ".join(names), *cells
+
+
+CIFAR = ("over bare", "over plain", "time over Replay's", "peak memory, MiB")
+IMAGENET = ("over bare", "over in turn", "over plain", "peak memory, MiB")
+TABLES: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, ...]]]] = {
+    "scaling-cpu": scaling,
+    "image-folder-cpu": image_folder,
+    "throughput-methods-cpu": lambda record: speeds(record, *CIFAR),
+    "throughput-imagenet-cpu": lambda record: speeds(record, *IMAGENET),
+    "throughput-imagenet-cached-cpu": lambda record: speeds(record, *IMAGENET),
+    "throughput-night-chunks-cpu": lambda record: speeds(record, "over bare", "over plain"),
+    "engine-ablation-cpu": ablation,
+    "engine-ablation-imagenet-cpu": ablation,
+    "run-cost-cpu": costs,
+    "run-cost-short-cpu": costs,
+    "run-cost-night-fp32-m1-cpu": costs,
+    "run-cost-night-fp32-m25-cpu": costs,
+    "peak-memory-cpu": peaks,
+}
 
 
 def rows(name: str) -> Rows:

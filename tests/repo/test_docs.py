@@ -10,7 +10,6 @@ is quick; where it takes hours it is a dry run, with the page's own arguments. A
 import csv
 import functools
 import importlib
-import inspect
 import json
 import os
 import re
@@ -517,10 +516,12 @@ def check_language_models(names, output):
 
 @pytest.fixture
 def extended(registries, tmp_path, monkeypatch):
-    """A function that trains with what docs/extending.md adds: settings -> result; ``names`` are the page's own."""
+    """A function that trains with what docs/extending.md and docs/porting.md add: settings -> result; ``names`` are
+    the pages' own.
+    """
     monkeypatch.chdir(tmp_path)  # without runs yet
     names = {"__name__": "extensions"}
-    for language, title, code in blocks("docs/extending.md"):
+    for language, title, code in [*blocks("docs/extending.md"), *blocks("docs/porting.md")]:
         if language == "python" and not all(map(find_spec, packages_of(code))):
             continue
         if language == "python":
@@ -593,6 +594,60 @@ def test_the_pages_agem_never_steps_against_the_exemplars(extended, monkeypatch)
     monkeypatch.setattr(learner, "after_backward", watched)
     extended(model_name="my_agem", precision="fp32")
     assert min(products) > -1e-3 and sum(abs(product) < 1e-3 for product in products) > 2, "some are projected"
+
+
+def test_the_pages_second_phase_trains_the_head_alone(extended, monkeypatch):
+    learner, before = registry.learners["my_balanced"], []
+
+    def begin_phase(self, task, run):
+        if run.phase.name == "head":
+            before.append({name: value.clone() for name, value in self.network.state_dict().items()})
+
+    def end_task(self, task):
+        if task.index:
+            after = self.network.state_dict()
+            changed = {name for name, value in before.pop().items() if not torch.equal(value, after[name])}
+            assert changed == {"head.weight", "head.bias"}
+
+    monkeypatch.setattr(learner, "begin_phase", begin_phase)
+    monkeypatch.setattr(learner, "end_task", end_task)
+    quick = {"init_epoch": 1, "epochs": 1}
+    replay, result = extended(model_name="replay", **quick), extended(model_name="my_balanced", head_epochs=3, **quick)
+    exemplars = 5 * (4 + 7)  # of the classes before the second task, and before the third
+    assert result["images_trained"] - replay["images_trained"] == 3 * exemplars and not before
+
+
+def test_the_pages_network_has_a_cosine_head_a_teacher_and_a_slow_copy(extended, monkeypatch):
+    learner, distances = registry.learners["my_cosine"], []
+    slow_step = learner.after_step
+
+    def after_step(self):
+        before = [value.clone() for value in self.slow.parameters()]
+        slow_step(self)
+        for old, slow, new in zip(before, self.slow.parameters(), self.network.parameters(), strict=True):
+            assert torch.allclose(slow, 0.99 * old + 0.01 * new, atol=1e-6)
+        features = torch.randn(3, self.network.head.in_features)
+        cosines = torch.cosine_similarity(features[:, None], self.network.head.weight, dim=2)
+        distances.append((self.network.classify(features) - self.network.head.scale * cosines).abs().max().item())
+
+    monkeypatch.setattr(learner, "after_step", after_step)
+    result = extended(model_name="my_cosine", precision="fp32", init_epoch=1, epochs=1)
+    assert len(result["slow_curve"]) == 3 and result["slow_curve"] != result["curve"]
+    assert max(distances) < 1e-5
+
+
+def test_the_pages_slow_copy_is_there_when_a_run_resumes(extended, tmp_path):
+    undisturbed = extended(model_name="my_cosine", out=str(tmp_path / "undisturbed"))
+    with killed_at(lambda calls: calls[-1][0] == {"task": 2, "phase": 0, "epoch": 1}):
+        extended(model_name="my_cosine")
+    assert without_measurements(extended(model_name="my_cosine")) == without_measurements(undisturbed)
+
+
+def test_the_pages_port_of_icarl_is_icarl(extended):
+    """Three small tasks end with the losses and accuracies of the built-in method."""
+    built_in, ported = (extended(model_name=name, init_epoch=1, epochs=1) for name in ("icarl", "my_icarl"))
+    assert len(ported["curve"]) == 3 and ported["train_loss"] == built_in["train_loss"]
+    assert ported["matrix"] == built_in["matrix"]
 
 
 def test_the_pages_choice_takes_the_farthest_samples(extended):
@@ -891,13 +946,11 @@ def test_the_readme_names_every_method_once():
     assert f"There are {len(named)} methods." in readme
 
 
-def test_the_lines_of_pycils_learners_are_those_of_their_files():
-    rows = re.findall(r"^\| `([\w-]+)` \| (\d+) \| \d+ \|", (ROOT / "docs/pycil.md").read_text(), re.MULTILINE)
-    files = {name: inspect.getsourcefile(registry.learners[name]) for name, _ in rows}
-    assert {name: int(lines) for name, lines in rows} == {
-        name: len(Path(file).read_text().splitlines()) for name, file in files.items()
-    }
-    assert {name for name, _ in rows} == set(learners_of_pycil())
+def test_the_comparison_with_pycil_has_every_file_that_runs():
+    page = (ROOT / "docs/pycil.md").read_text().partition("## Compared with PyCIL itself")[2]
+    assert (
+        sorted(re.findall(r"^\| `([\w-]+)` \| \S+ \| [\d.]+ \| [\d.]+ \|$", page, re.MULTILINE)) == learners_of_pycil()
+    )
 
 
 # ---- the notebook and the site ---------------------------------------------------------------------------------------
