@@ -122,8 +122,10 @@ def main():
         (ROOT / "docs" / f"{name}.md").write_text(page(name), encoding="utf-8")
     import claims  # beside this file
     import figure
+    import house
 
     claims.main()
+    house.main()
     figure.draw_schedule(ROOT / "docs" / "images" / "paper_schedule.svg")
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
     figure.draw_gains(ROOT / "docs" / "images" / "short_tasks.svg")

@@ -1,0 +1,100 @@
+"""docs/how_a_step_runs.md and docs/development.md describe the code as it is."""
+
+import ast
+import importlib
+import re
+import sys
+
+import pytest
+from structure import ROOT, cycles
+
+PACKAGE = ROOT / "pycil_wsc"
+WALK = (ROOT / "docs/how_a_step_runs.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", WALK)
+
+
+def defined(path):
+    """The dotted names of a file's classes, functions and methods."""
+    names = set()
+    for node in ast.parse((PACKAGE / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return names
+
+
+def test_the_walk_is_of_some_length():
+    assert len(NAMED) > 15
+
+
+@pytest.mark.parametrize("path, names", NAMED)
+def test_what_the_walk_names_is_there(path, names):
+    assert set(re.findall(r"`([\w.]+)`", names)) <= defined(path)
+
+
+def test_every_file_and_folder_that_the_walk_names_is_there():
+    for path in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", WALK):
+        assert (PACKAGE / path).exists(), path
+
+
+def test_the_hooks_of_the_walk_are_called_in_its_order():
+    """In the loop, and around it in the learner."""
+    loop = (PACKAGE / "training/loop.py").read_text()
+    learner = (PACKAGE / "training/learner.py").read_text()
+    order = ["before_step(", "after_backward(", "clip(phase", "optimizer.step(", "after_step("]
+    places = [loop.index(name, loop.index("def fit")) for name in order]
+    assert places == sorted(places)
+    learn = learner[learner.index("    def learn(") :]
+    around = ["self.grow_for(", "self.begin_task(", "loop.train(", "choose_exemplars(task)\n        self.after_memory("]
+    places = [learn.index(name) for name in around]
+    assert places == sorted(places)
+
+
+def test_a_learner_holds_the_objects_that_the_walk_names():
+    text = (PACKAGE / "training/learner.py").read_text()
+    for name, kind in re.findall(r"^\| `self\.(\w+)` .*`(\w+)` \|$", WALK, re.MULTILINE):
+        assert f"self.{name} = {kind}(" in text
+
+
+@pytest.fixture
+def house(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/scripts")
+    yield importlib.import_module("house")
+    sys.modules.pop("house")
+
+
+def test_the_house_is_that_of_the_imports(house):
+    assert house.page() == house.PAGE.read_text(encoding="utf-8"), "run docs/scripts/house.py"
+    assert house.picture() == house.IMAGE.read_text(encoding="utf-8"), "run docs/scripts/house.py"
+
+
+def test_the_houses_arrows_lead_to_all_that_is_imported_and_to_nothing_else(house):
+    """Those that are left out follow from the others. No room imports itself by a detour."""
+    found = house.arrows()
+    drawn = {room: set() for room in house.rooms()}
+    for way in house.routes(house.needed(found)):
+        (room, high), *_, (other, low) = way
+        drawn[room].add(other)
+        assert [height for _, height in way] == list(range(high, low - 1, -1)), "an arrow leads down, level by level"
+    for room in drawn:
+        assert house.below(room, drawn) == house.below(room, found)
+        assert drawn[room] <= found[room] and room not in house.below(room, found)
+    assert not cycles()
+
+
+def test_every_room_has_a_box_and_no_two_places_are_one(house):
+    svg = house.picture()
+    assert sorted(re.findall(r"<text [^>]*>(\w+)</text>", svg)) == house.rooms()
+    across = house.positions(house.routes(house.needed(house.arrows())))
+    assert len({(height, x) for (_, height), x in across.items()}) == len(across)
+
+
+def test_a_shortcut_is_not_drawn(house):
+    assert house.needed({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": {"b"}, "b": {"c"}, "c": set()}
+
+
+def test_every_room_has_its_sentence(house):
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", house.table(), re.MULTILINE)
+    assert [room for room, _ in rows] == house.rooms()
+    assert all(sentence.endswith(".") for _, sentence in rows)
