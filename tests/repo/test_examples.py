@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fresh import forget
 from PIL import Image
-from small_runs import ROOT, Command, Tiny
+from support.fresh import forget
+from support.small_runs import ROOT, Command, Tiny
 
 EXAMPLES = ROOT / "examples"
 COPIED = {"own_data", "own_method", "wsc_in_a_loop", "monthly_classifier", "huggingface_trainer", "read_results"}

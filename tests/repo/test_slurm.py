@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
-from small_runs import Command, results, uncounted, write
+from support.small_runs import Command, results, uncounted, write
 
 import pycil_wsc.report  # noqa: F401  once, before the forks
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.launch import attempt
 
-PAGE = Path(__file__).parent.parent / "docs" / "slurm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
 RUNS = 3
 
 
