@@ -27,7 +27,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from support import fresh
-from support.pages import ROOT, blocks, shown_in
+from support.pages import BLOCK, ROOT, blocks, shown_in
 from support.small_runs import Command, killed_at, small_data, without_measurements
 from torch import nn
 from torch.nn.functional import cross_entropy

@@ -25,7 +25,7 @@ import torch
 from torch.utils import cpp_extension
 
 NAME = "sim"
-SOURCE = Path(__file__).parents[1] / "device.cpp"
+SOURCE = Path(__file__).parent / "device.cpp"
 FREE = 2**30  # bytes that the device says are free
 
 
