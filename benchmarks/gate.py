@@ -26,7 +26,7 @@ import torch
 from record import origin, write
 
 from pycil_wsc import Accept, Learner
-from pycil_wsc.classifier.gate import decided
+from pycil_wsc.classifier.update.gate import decided
 
 KEYS = {"convnet_type": "timm:efficientnet_lite0", "image_size": 96, "batch_size": 16}
 KEYS |= {"num_workers": 0, "threads": 1, "device": "cpu", "quiet": True}

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from pycil_wsc.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pycil_wsc.classifier.bundle import load_exported as load_exported
-    from pycil_wsc.classifier.gate import Accept as Accept
-    from pycil_wsc.classifier.inference import load as load
+    from pycil_wsc.classifier.export.folder import load_exported as load_exported
     from pycil_wsc.classifier.learner import Learner as Learner
+    from pycil_wsc.classifier.predict.load import load as load
+    from pycil_wsc.classifier.update.gate import Accept as Accept
     from pycil_wsc.errors import TrainingDiverged as TrainingDiverged
     from pycil_wsc.errors import UserError as UserError
 
 
 def __getattr__(name: str) -> object:
     if name == "load":
-        from pycil_wsc.classifier.inference import load
+        from pycil_wsc.classifier.predict.load import load
 
         return load
     if name == "load_exported":
-        from pycil_wsc.classifier.bundle import load_exported
+        from pycil_wsc.classifier.export.folder import load_exported
 
         return load_exported
     if name == "Learner":
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> object:
 
         return TrainingDiverged
     if name == "Accept":
-        from pycil_wsc.classifier.gate import Accept
+        from pycil_wsc.classifier.update.gate import Accept
 
         return Accept
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from pycil_wsc.classifier.learner import Learner
-from pycil_wsc.classifier.settings import folder_of, from_python, refusing
+from pycil_wsc.classifier.predict.arguments import folder_of, from_python, refusing
 from pycil_wsc.data.images.npz import three_channels
 from pycil_wsc.data.types import normal
 from pycil_wsc.errors import UserError

@@ -6,7 +6,7 @@ import numpy as np
 from typing_extensions import assert_type
 
 import pycil_wsc
-from pycil_wsc.classifier.answers import Answer, Answers
+from pycil_wsc.classifier.predict.answers import Answer, Answers
 
 
 def a_learner_is_no_any(learner: pycil_wsc.Learner) -> None:

@@ -5,39 +5,36 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 
 from pycil_wsc import devices
 from pycil_wsc.allocator import free_memory
-from pycil_wsc.classifier import shelf
-from pycil_wsc.classifier.answering import Answering
-from pycil_wsc.classifier.answers import Answers, Tested
-from pycil_wsc.classifier.bar import Bar
-from pycil_wsc.classifier.bundle import write_bundle
-from pycil_wsc.classifier.checks import Findings, checked
-from pycil_wsc.classifier.export import export_program, is_folder
-from pycil_wsc.classifier.gate import Accept
-from pycil_wsc.classifier.ledger import ONE_OF, Entry
-from pycil_wsc.classifier.settings import (
+from pycil_wsc.classifier.export.folder import write_folder
+from pycil_wsc.classifier.export.program import export_program, is_folder
+from pycil_wsc.classifier.predict.answers import UNKNOWN, Answer, Answers, Tested, numbers_of
+from pycil_wsc.classifier.predict.arguments import folder_of, probability, refusing, whole_number
+from pycil_wsc.classifier.predict.images import Images, Transform
+from pycil_wsc.classifier.predict.model import Model
+from pycil_wsc.classifier.store import learner_file
+from pycil_wsc.classifier.store.bookkeeping import Entry
+from pycil_wsc.classifier.store.place import Place
+from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
+from pycil_wsc.classifier.store.settings import (
     FIRST,
     configured,
-    folder_of,
     of_learner,
-    probability,
     refuse_changes,
-    refusing,
     saved_values,
     values_of,
-    whole_number,
 )
-from pycil_wsc.classifier.shelf import SavedLearner
-from pycil_wsc.classifier.update import ONE_AT_A_TIME, Update, answers_of
-from pycil_wsc.classifier.versions import (
+from pycil_wsc.classifier.store.versions import (
     FILE,
     Version,
     is_damaged,
@@ -45,11 +42,16 @@ from pycil_wsc.classifier.versions import (
     make_present,
     number_of,
     one_before,
-    parent_of,
     signature,
 )
+from pycil_wsc.classifier.update.findings import Findings, findings_in
+from pycil_wsc.classifier.update.gate import Accept
+from pycil_wsc.classifier.update.held_out import ONE_OF
+from pycil_wsc.classifier.update.progress_bar import ProgressBar
+from pycil_wsc.classifier.update.update import ONE_AT_A_TIME, Before, updated
 from pycil_wsc.config.completion import complete
-from pycil_wsc.data.images.sources import Source, read_listed
+from pycil_wsc.data.images.files import line_of
+from pycil_wsc.data.images.sources import Source, read_listed, read_source
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
@@ -58,21 +60,13 @@ from pycil_wsc.runs.progress import Progress
 from pycil_wsc.state import State
 
 
-class Place(NamedTuple):
-    """Where a learner is saved.
+class Evaluation(Tested):
+    """What :meth:`Learner.evaluate` returns."""
 
-    ``folder``; the ``signature`` of its file (:func:`~pycil_wsc.classifier.versions.signature`), None if that is of
-    another version; ``keys`` and ``held_out`` that were given to ``load``; the ``number`` of the version, if any.
-    """
-
-    folder: Path | None = None
-    signature: tuple[int, int, int] | None = None
-    keys: Mapping[str, object] = {}
-    held_out: int | None = None
-    number: int | None = None
+    unknown: int
 
 
-class Learner(Answering):
+class Learner:
     """A classifier that learns one task after another. Future tasks need not be known in advance.
 
     Classes are identified by name. The head grows for new classes; new images may also belong to known classes, whose
@@ -111,12 +105,13 @@ class Learner(Answering):
             raise UserError(f"on_progress: {on_progress!r} cannot be called; give a function, or None")
         given = of_learner(keys)
         given |= {first: given[later] for later, first in FIRST.items() if later in given and first not in given}
-        super().__init__(complete(given | {"model_name": name}))
+        self.config = complete(given | {"model_name": name})
         self.out = None if out is None else folder_of("out", out)
         self.quiet = quiet
         self.on_progress = on_progress
         self.held_out = whole_number("held_out", held_out)
         self._saved: SavedLearner | None = None  # the state after the last task, to which the answers belong
+        self._answers: Answers | None = None  # replaced as a whole by whatever learns or loads
         self._place = Place()
         self._changing = threading.RLock()  # held by whatever reads the state and then replaces it
         self._learning = False
@@ -146,7 +141,7 @@ class Learner(Answering):
         if self._saved is None:
             return []
         lines = self._saved.state["history"]
-        noted = [*self._saved.ledger.entries, *[Entry()] * len(lines)]  # earlier versions noted nothing
+        noted = [*self._saved.bookkeeping.entries, *[Entry()] * len(lines)]  # earlier versions noted nothing
         return [copy.deepcopy({**line, "task": line["task"] + 1, **entry}) for line, entry in zip(lines, noted)]
 
     def __repr__(self) -> str:
@@ -155,6 +150,131 @@ class Learner(Answering):
         last = self.history[-1]
         learned = f"{last['num_seen']} classes after task {last['task']}, {last['exemplars']} exemplars"
         return f"<Learner {self.config.method!r}: {learned}>"
+
+    # ---- predicting --------------------------------------------------------------------------------------------------
+    #
+    # Each of these reads the snapshot ``answers`` once, so its result belongs to a single state. Any number of threads
+    # may call them, also during an update.
+
+    @property
+    def answers(self) -> Answers:
+        """The current predictor. Later tasks do not change it: use it for several predictions with the same state.
+
+        Raises:
+            UserError: if nothing has been learned yet.
+        """
+        if self._answers is None:
+            raise UserError("nothing has been learned yet; call learn first")
+        return self._answers
+
+    @property
+    def version(self) -> int | None:
+        """The number of the version that it was loaded from or saved as; None if it has changed since."""
+        answers = self._answers
+        return answers.version if answers else None
+
+    @property
+    def model(self) -> Model:
+        """The network by itself: (B, 3, side, side) normalised images -> (B, classes) float32 logits.
+
+        It has the weights that :meth:`predict` uses, and the next task leaves it as it is. Copy it before you change
+        it. :attr:`transform` makes its images.
+
+        Raises:
+            UserError: if nothing has been learned yet.
+        """
+        return self.answers.model
+
+    @property
+    def transform(self) -> Transform:
+        """What is done to an image before :attr:`model` sees it, as ``transform`` of a torchvision data set.
+
+        Raises:
+            UserError: if nothing has been learned yet.
+        """
+        return self.answers.transform
+
+    def predict(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> np.ndarray:
+        """The most likely class of each image: names, numpy (B,).
+
+        Args:
+            images: a list or generator of file names, PIL images or uint8 arrays (H, W, 3) of any size; a folder; or
+                uint8 (B, side, side, 3), or (B, side, side) if greyscale, of the training images' side. They are read
+                batch by batch.
+            threshold: predict ``otherwise`` if the probability of the most likely class, 0 to 1, is lower; None: never.
+            otherwise: the name to predict then; must not be the name of a class.
+
+        Raises:
+            UserError: if nothing has been learned yet, an argument is invalid, or an image cannot be read; names the
+                image. :meth:`each` goes on with the next one.
+        """
+        return self.answers.predict(images, threshold, otherwise)
+
+    def predict_proba(self, images: Images) -> np.ndarray:
+        """The probability of each class, float64 (B, classes), a column for each of :attr:`classes`.
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, or an image cannot be read; names it.
+        """
+        return self.answers.predict_proba(images)
+
+    def logits(self, images: Images) -> torch.Tensor:
+        """The logits before they are calibrated, float32 (B, classes), on the device.
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, or an image cannot be read; names it.
+        """
+        return self.answers.logits(images)
+
+    def top(self, images: Images, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The ``k`` most likely classes (None: up to five), best first: names (B, k) and probabilities (B, k).
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, ``k`` is not a whole number from 1 to the number of classes, or
+                an image cannot be read; names it.
+        """
+        return self.answers.top(images, k)
+
+    def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
+        """The answers one by one, in constant memory; a file that cannot be read has a ``problem`` and no name.
+
+        The arguments are those of :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, or an argument is invalid; if that is ``images``, when the first
+                answer is asked for.
+        """
+        return self.answers.each(images, threshold, otherwise)
+
+    def evaluate(self, source: Source) -> Evaluation:
+        """Test on ``source``, in any form that :meth:`learn` accepts; if it has a test part, only that is used.
+
+        Returns:
+            ``accuracy``: top-1 accuracy in percent over the ``images`` whose class is known; ``classes``: the accuracy
+            on each class by name; ``unknown``: the number of images left out because their class was never learned;
+            ``ece``: the expected calibration error in percent, ``before`` and ``after`` the logits are divided by the
+            ``temperature``.
+
+        Raises:
+            UserError: if nothing has been learned yet, the images are invalid, one of them cannot be read, or none is
+                of a learned class.
+        """
+        answers = self.answers
+        data = read_source(source, self.config.data_root)
+        if line := line_of(data.left_out):
+            logging.getLogger("pycil_wsc.learner").warning("%s: %s", data.info.name, line)
+        split = data.test if len(data.test) else data.train
+        labels = numbers_of(split.targets, data.info.classes, answers.classes)
+        known = labels >= 0
+        if not known.any():
+            raise UserError(f"{data.info.name}: has no image of a learned class")
+        return {**answers.tested(split.images[known], labels[known]), "unknown": int((~known).sum())}
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -184,9 +304,9 @@ class Learner(Answering):
             raise UserError(f"accept: is a {type(accept).__name__}; give pycil_wsc.Accept(max_drop=0.02)")
         # the last two: a caller may have switched gradients off
         with self._alone(), ONE_AT_A_TIME, self._learns(), torch.inference_mode(False), torch.enable_grad():
-            bar = Bar(self.quiet, self.on_progress)
-            update = Update(self.config, self._saved, self._answers, self.held_out, self.out, bar, accept)
-            outcome = update.learn(source)
+            bar = ProgressBar(self.quiet, self.on_progress)
+            before = Before(self.config, self._saved, self._answers, self.held_out, self.out, bar, accept)
+            outcome = updated(before, source)
             decision = outcome.decision
             if outcome.state is None:
                 assert decision
@@ -205,7 +325,7 @@ class Learner(Answering):
         it has learned, if its method learns each image once, such as RanPAC. Images that were learned with another
         class, which :meth:`learn` would replace, are listed with that. The images of known classes are compared
         with the held-out images (``held_out=20``) of the same classes by a two-sample test in feature space
-        (:mod:`pycil_wsc.classifier.drift`).
+        (:mod:`pycil_wsc.classifier.update.shift`).
 
         Args:
             source: as for :meth:`learn`. If it has a test part, that is not looked at.
@@ -218,12 +338,12 @@ class Learner(Answering):
         fewest, level = whole_number("fewest", fewest), probability("level", level)
         present, answers, config = self._saved, self._answers, self.config
         part = as_configured(read_listed(source, config.data_root), config)
-        return checked(part, present, answers, config, fewest, level)
+        return findings_in(part, present, answers, config, fewest, level)
 
     def _advice(self) -> str:
         """After the first task, what is missing if no image is held out; "" otherwise."""
         present = self._present()
-        if len(self.config.tasks) > 1 or len(present.ledger.held_out):
+        if len(self.config.tasks) > 1 or len(present.bookkeeping.held_out):
             return ""
         why = f"held_out={self.held_out}: no class has {ONE_OF} images, of which one" if self.held_out else "no image"
         remedy = "more images are needed" if self.held_out else "held_out=20 holds out up to 20 images of each class"
@@ -279,7 +399,7 @@ class Learner(Answering):
             with self._changing:  # all of one state
                 answers, present, config = self.answers, self._present(), self.config
             seconds = present.state["history"][-1]["total_seconds"]  # of all tasks
-            write_bundle(path, answers, present.held, config, seconds, evaluations)
+            write_folder(path, answers, present.held, config, seconds, evaluations)
         elif evaluations is not None:
             raise UserError(f"evaluations: apply to folders only, and {path.name} is a file; leave them out")
         else:
@@ -308,31 +428,17 @@ class Learner(Answering):
             raise UserError("versions: 0 keeps nothing; give 1 to keep this version alone")
         with self._alone():
             learned = self._present()
-            ledger = dataclasses.replace(learned.ledger, per_class=self.held_out)
-            learned = learned._replace(config=values_of(self.config, self.config.tasks), ledger=ledger)
+            bookkeeping = dataclasses.replace(learned.bookkeeping, per_class=self.held_out)
+            learned = learned._replace(config=values_of(self.config, self.config.tasks), bookkeeping=bookkeeping)
             try:
                 with locked(folder):
-                    known = self._number_in(folder)
-                    number = shelf.write(folder, learned, copy_images, limit, self._parent_in(folder), known)
+                    known = self._place.number_in(folder)
+                    parent = self._place.parent_in(folder, has_learned_since=self.version is None)
+                    number = learner_file.write(folder, learned, copy_images, limit, parent, known)
                     self._place = self._place._replace(folder=folder, signature=signature(folder), number=number)
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
             self._answers = self.answers.with_version(number)
-
-    def _number_in(self, folder: Path) -> int:
-        """The version of this learner in ``folder``; 0 if it was not there."""
-        place = self._place
-        if place.folder is None or not place.number or place.folder.resolve() != folder.resolve():
-            return 0
-        return place.number
-
-    def _parent_in(self, folder: Path) -> int | None:
-        """The version in ``folder`` that this learner was learned from; None if it was not there."""
-        number = self._number_in(folder)
-        if not number:
-            return None
-        learned_since = self.version is None
-        return number if learned_since else parent_of(folder, number)
 
     @staticmethod
     def versions(folder: str | Path) -> list[Version]:
@@ -354,18 +460,18 @@ class Learner(Answering):
                 learner; nothing has changed then.
         """
         with self._alone():
-            folder, own = self._place.folder, self._place.number
+            folder, version = self._place.folder, self._place.number
             if folder is None:
                 raise UserError("rollback: the learner was not saved, so there is nothing to go back to; save it")
             if self.version is None:
-                self._become(folder, None if self._is_current() else own)
+                self._become(folder, None if self._place.is_current() else version)
                 return
             with locked(folder):
                 present = number_of(folder / FILE)
-                if own is not None and present != own and not is_damaged(folder):
+                if version is not None and present != version and not is_damaged(folder):
                     raise UserError(
-                        f"{folder}: its present version is {present}, but this learner is version {own}; reload it, or "
-                        "load the version that you want"
+                        f"{folder}: its present version is {present}, but this learner is version {version}; reload "
+                        "it, or load the version that you want"
                     )
                 number = one_before(folder)
                 try:
@@ -388,10 +494,10 @@ class Learner(Answering):
             UserError: if the learner was neither saved nor loaded, or the other version cannot be loaded; or in a
                 callback of :meth:`learn`.
         """
-        if self._is_current():
+        if self._place.is_current():
             return False
         with self._alone():
-            if self._is_current():  # after what it waited for
+            if self._place.is_current():  # after what it waited for
                 return False
             assert self._place.folder is not None
             self._become(self._place.folder)
@@ -415,13 +521,6 @@ class Learner(Answering):
             self._learning = False
             devices.release_memory()
             free_memory()
-
-    def _is_current(self) -> bool:
-        """Whether the folder's present version is the one that was loaded or saved last."""
-        place = self._place
-        if place.folder is None:
-            raise UserError("reload: the learner was neither saved nor loaded; use Learner.load")
-        return signature(place.folder) == place.signature
 
     def _become(self, folder: Path, version: int | None = None) -> None:
         """Become the learner saved in ``folder``; ``version`` as for :meth:`load`."""
@@ -483,20 +582,20 @@ class Learner(Answering):
         folder = folder_of("folder", folder)
         given = of_learner(keys)
         at = signature(folder)  # before the file is read
-        found, number = shelf.read(folder, None if version is None else whole_number("version", version))
+        loaded, number = learner_file.read(folder, None if version is None else whole_number("version", version))
         if version is not None and number != number_of(folder / FILE):
             at = None
         try:
-            saved = configured(found.config, tasks=())
+            saved = configured(loaded.config, tasks=())
         except UserError as error:
             raise UserError(f"{folder}: was saved by another version of pycil_wsc ({error}); use that one") from None
         refuse_changes(saved, given)
         place = Place(folder, at, keys, held_out, number)
-        held_out = found.ledger.per_class if held_out is None else held_out
+        held_out = loaded.bookkeeping.per_class if held_out is None else held_out
         learner = cls(saved.model_name, out=out, quiet=quiet, held_out=held_out, on_progress=on_progress)
         learner.config = configured(saved_values(saved, given) | given, tasks=())
-        with refusing(folder, *shelf.COMPLETE):  # its checksums match, but another version may have written it
-            learner._set_state(found)
+        with refusing(folder, *learner_file.COMPLETE):  # its checksums match, but another version may have written it
+            learner._set_state(loaded)
         learner._place = place
         learner._answers = learner.answers.with_version(number)
         return learner

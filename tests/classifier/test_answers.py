@@ -14,7 +14,7 @@ from PIL import Image
 from support.months import photos
 from support.small_learners import FILES, QUICK, arrays, learned, months
 
-from pycil_wsc.classifier.answers import Answers
+from pycil_wsc.classifier.predict.answers import Answers
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import UserError
 

@@ -18,8 +18,8 @@ from support.small_learners import FILES, QUICK, arrays, learned, months
 
 import pycil_wsc
 from pycil_wsc import registry
-from pycil_wsc.classifier import bundle
 from pycil_wsc.classifier.bundle import _load_pyfunc
+from pycil_wsc.classifier.export import folder as exported_folder
 from pycil_wsc.errors import UserError
 
 __all__ = ["months"]
@@ -369,16 +369,18 @@ def test_an_export_that_is_replaced_while_it_is_read_is_read_again(exported, fol
     described = (folder / "config.json").read_bytes()
     learner = learned(months[0], name="replay", **QUICK)
     learner.export(folder)
-    read, answers = bundle.read_file, [described]
+    read, answers = exported_folder.read_file, [described]
     monkeypatch.setattr(
-        bundle, "read_file", lambda path: answers.pop() if path.name == "config.json" and answers else read(path)
+        exported_folder,
+        "read_file",
+        lambda path: answers.pop() if path.name == "config.json" and answers else read(path),
     )
     assert pycil_wsc.load_exported(folder).classes == learner.classes and not answers
 
 
 def test_the_card_has_the_time_of_all_tasks_once(exported, tmp_path):
     learner = exported[0]
-    with patch("pycil_wsc.classifier.learner.write_bundle") as written:
+    with patch("pycil_wsc.classifier.learner.write_folder") as written:
         learner.export(tmp_path / "exported")
     seconds = written.call_args.args[4]
     times = [line["total_seconds"] for line in learner.history]  # each with those before

@@ -12,8 +12,8 @@ from support.months import NAMES, TEMPLATES, photos
 from support.small_learners import FILES, QUICK, learned
 
 from pycil_wsc import Learner
-from pycil_wsc.classifier import drift
-from pycil_wsc.classifier.drift import compared
+from pycil_wsc.classifier.update import shift
+from pycil_wsc.classifier.update.shift import compared
 from pycil_wsc.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
@@ -66,7 +66,7 @@ def test_unreadable_files_duplicates_and_near_empty_classes_are_found(tmp_path):
     (february / "cat/broken.png").write_bytes(b"no image")
     (february / "empty").mkdir()
     exemplar = learner._held.train.images[list(learner._held.train.targets).index(learner.classes.index("cat"))]
-    held_out = learner._saved.ledger.held_out.images[-1]
+    held_out = learner._saved.bookkeeping.held_out.images[-1]
     shutil.copy(exemplar, february / "cat/again.png")
     shutil.copy(held_out, february / "bee/known.png")
     shutil.copy(february / "bee/0.png", february / "bee/twice.png")
@@ -165,7 +165,7 @@ def p_values(new, known):
 
 def test_in_100_draws_without_a_shift_at_most_five_are_alarms_and_with_one_nearly_all(learner, monkeypatch):
     """30 known and 40 new images of each class. The level holds with any number of permutations."""
-    monkeypatch.setattr(drift, "PERMUTATIONS", 199)
+    monkeypatch.setattr(shift, "PERMUTATIONS", 199)
     known = drawn(learner, 30, 1000)
     without = p_values(drawn(learner, 40, 1001), known)
     shifted = p_values(drawn(learner, 40, 1001, brighter=30), known)

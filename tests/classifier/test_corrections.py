@@ -101,11 +101,11 @@ def test_an_image_that_two_tasks_have_learned_with_two_classes_counts_once_when_
     p = photographs
     learner = taught("slda", task((p[0], "zero"), (p[1], "one")))
     saved = learner._saved
-    empty = saved._replace(ledger=saved.ledger.__class__())
+    empty = saved._replace(bookkeeping=saved.bookkeeping.__class__())
     learner._set_state(empty)
     learner.learn(task((p[1][:4], "zero")))  # known by no record: it is in both now
-    both = np.union1d(saved.ledger.learned, learner._saved.ledger.learned)
-    learner._set_state(learner._saved._replace(ledger=saved.ledger.__class__(learned=both)))
+    both = np.union1d(saved.bookkeeping.learned, learner._saved.bookkeeping.learned)
+    learner._set_state(learner._saved._replace(bookkeeping=saved.bookkeeping.__class__(learned=both)))
     learner.learn(task((p[1][:4], "one"), (p[2], "two")))
     assert_equal(learner, taught("slda", task((p[0], "zero"), (p[1], "one")), task((p[2], "two"))), everything(p))
 

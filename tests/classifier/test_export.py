@@ -13,7 +13,7 @@ from support.small_runs import uncounted
 
 import pycil_wsc
 from pycil_wsc import registry
-from pycil_wsc.classifier import export
+from pycil_wsc.classifier.export import program as exported_program
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.errors import UserError
 
@@ -212,14 +212,14 @@ def test_a_learner_that_has_learned_nothing_exports_nothing(tmp_path):
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_a_missing_package_is_one_line(package, replay, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "imported", lambda name: None if name == package else object())
+    monkeypatch.setattr(exported_program, "imported", lambda name: None if name == package else object())
     with pytest.raises(UserError, match=f"^export: {package} is not installed; pip install -r requirements-export"):
         replay[0].export(tmp_path / "model.onnx")
 
 
 def test_a_program_that_differs_from_the_learner_does_not_replace_the_one_before(replay, tmp_path, monkeypatch):
     (tmp_path / "model.pt2").write_text("before")
-    monkeypatch.setattr(export, "run_pt2", lambda path, images: torch.full((3, 4), 7.0))
+    monkeypatch.setattr(exported_program, "run_pt2", lambda path, images: torch.full((3, 4), 7.0))
     with pytest.raises(UserError, match="^export: the logits of model.pt2 differ by .* from those of the learner"):
         replay[0].export(tmp_path / "model.pt2")
     assert (tmp_path / "model.pt2").read_text() == "before" and len(list(tmp_path.iterdir())) == 1

@@ -18,8 +18,8 @@ from support.small_runs import killed_at
 
 import pycil_wsc
 from pycil_wsc import Learner
-from pycil_wsc.classifier.calibration import calibration_error, fitted_temperature
-from pycil_wsc.classifier.gate import decided, drop_interval, drop_score, wilson_interval
+from pycil_wsc.classifier.predict.calibration import calibration_error, fitted_temperature
+from pycil_wsc.classifier.update.gate import decided, drop_interval, drop_score, wilson_interval
 from pycil_wsc.errors import UserError
 
 __all__ = ["months"]
@@ -58,7 +58,7 @@ def checksum(folder):
 
 def test_held_out_images_are_at_most_a_fifth_of_a_class_and_no_task_trains_on_them(months):
     learner = learned(*months, held_out=3, memory_per_class="all", **QUICK)
-    held_out, kept = learner._saved.ledger.held_out, learner._held.train
+    held_out, kept = learner._saved.bookkeeping.held_out, learner._held.train
     everything = np.concatenate([arrays(source)[0] for source in months])
     names = np.concatenate([arrays(source)[1] for source in months])
     shares = {name: 0 for name in learner.classes}
@@ -86,7 +86,7 @@ def test_a_task_that_brings_its_old_images_again_trains_on_no_held_out_one(kind,
     else:
         first = month(tmp_path / "first.npz", ["ant", "cat"], 1, 10)
     learner = learned(first, held_out=2, **FILES | {"name": "replay", "memory_per_class": kept})
-    before = contents(learner._saved.ledger.held_out)
+    before = contents(learner._saved.bookkeeping.held_out)
     trained_on = {each for each in contents_of(first) if each not in before}
     if kind == "files":
         photos(tmp_path / "more", ["ant", "cat"], 2, 5)
@@ -98,14 +98,14 @@ def test_a_task_that_brings_its_old_images_again_trains_on_no_held_out_one(kind,
         grown = images, names
     learner.held_out = 4
     learner.learn(grown)
-    held_out, exemplars = contents(learner._saved.ledger.held_out), contents(learner._held.train)
+    held_out, exemplars = contents(learner._saved.bookkeeping.held_out), contents(learner._held.train)
     assert len(before) == 4 and before < held_out
     assert len(held_out) == {"all": 6, 2: 8}[kept], "at most a fifth of the images that are not kept already"
     assert not held_out & trained_on and not held_out & exemplars
     assert len(exemplars) == len(learner._held.train), "each once"
     learner.save(tmp_path / "shelf")
-    saved = Learner.load(tmp_path / "shelf", quiet=True)._saved.ledger
-    assert np.array_equal(saved.learned, learner._saved.ledger.learned)
+    saved = Learner.load(tmp_path / "shelf", quiet=True)._saved.bookkeeping
+    assert np.array_equal(saved.learned, learner._saved.bookkeeping.learned)
     assert len(saved.learned) == 2 * (2 * 15 - len(held_out)), "all but those held out, without and with their classes"
 
 
@@ -144,16 +144,16 @@ def test_an_image_with_another_class_than_before_is_learned_again(months, tmp_pa
 def test_a_held_out_image_that_comes_again_with_another_class_is_held_out_no_longer(months):
     """Its label was corrected: it is trained on with the new one."""
     learner = learned(months[0], held_out=2, **QUICK)
-    held_out = learner._saved.ledger.held_out
+    held_out = learner._saved.bookkeeping.held_out
     other = learner.classes[1 - held_out.targets[0]]
     learner.learn((held_out.images[:1], [other]))
-    left = learner._saved.ledger.held_out
+    left = learner._saved.bookkeeping.held_out
     assert np.array_equal(left.images, held_out.images[1:]) and np.array_equal(left.targets, held_out.targets[1:])
 
 
 def test_an_update_that_gives_the_held_out_images_other_classes_is_judged_on_those_of_before(months, january):
     learner = again(january)
-    before = len(learner._saved.ledger.held_out)
+    before = len(learner._saved.bookkeeping.held_out)
     found = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0.02))
     assert found["gate"]["on"] == "held-out images" and found["gate"]["old"]["images"] == before == 4
 
@@ -163,7 +163,7 @@ def test_images_learned_before_any_was_held_out_are_not_held_out_later(months, t
     learner = Learner.load(tmp_path / "shelf", quiet=True, held_out=4)
     images, names = (np.concatenate(pair) for pair in zip(arrays(months[0]), more_of(tmp_path)))
     learner.learn((images, names))
-    held_out = contents(learner._saved.ledger.held_out)
+    held_out = contents(learner._saved.bookkeeping.held_out)
     assert held_out and not held_out & contents_of(months[0])
 
 
@@ -181,7 +181,7 @@ def test_a_method_that_learns_each_image_once_counts_those_of_a_grown_folder_onc
 
 def test_a_held_out_file_that_cannot_be_read_is_refused_before_anything_is_trained(tmp_path):
     source = photos(tmp_path / "january", ["cat", "ant"], 1, 10)
-    path = Path(learned(source, held_out=2, **FILES)._saved.ledger.held_out.images[0])
+    path = Path(learned(source, held_out=2, **FILES)._saved.bookkeeping.held_out.images[0])
     path.write_bytes(b"no image")
     seen = []
     keys = {"held_out": 2, "out": tmp_path / "work", "on_progress": seen.append} | FILES
@@ -196,7 +196,7 @@ def test_what_is_held_out_is_saved_with_the_learner_and_copied(tmp_path):
     learner = learned(photos(tmp_path / "january", ["cat", "ant"], 1, 10), held_out=2, **FILES)
     learner.save(tmp_path / "shelf", copy_images=True)
     other = Learner.load(tmp_path / "shelf", quiet=True)
-    mine, theirs = learner._saved.ledger, other._saved.ledger
+    mine, theirs = learner._saved.bookkeeping, other._saved.bookkeeping
     assert other.held_out == theirs.per_class == 2 and mine.temperature == theirs.temperature != 1
     assert mine.held_out.targets.tolist() == theirs.held_out.targets.tolist() == [0, 0, 1, 1]
     assert all(path.startswith(str(tmp_path / "shelf/exemplars")) for path in theirs.held_out.images)
@@ -210,7 +210,7 @@ def test_a_restarted_script_holds_out_the_same_images_and_refuses_another_number
     second = learned(*months[:2], held_out=2, out=tmp_path, **QUICK)
     assert_same(first, second)
     assert first.history == second.history, "also when it was learned, which was the first time"
-    images = [learner._saved.ledger.held_out.images for learner in (first, second)]
+    images = [learner._saved.bookkeeping.held_out.images for learner in (first, second)]
     assert np.array_equal(*images)
     with pytest.raises(UserError, match="task1: was learned with other settings"):
         learned(months[0], held_out=1, out=tmp_path, **QUICK)
@@ -258,7 +258,7 @@ def test_evaluate_tells_the_error_before_and_after_by_the_temperature_of_the_hel
     images, names = arrays(months[0], "test")
     found = january.evaluate((images, names))
     labels = np.array([january.classes.index(name) for name in names])
-    held_out = january._saved.ledger.held_out
+    held_out = january._saved.bookkeeping.held_out
     temperature = fitted_temperature(january.logits(held_out.images).numpy(), held_out.targets)
     logits = january.logits(images).numpy().astype(float)
     correct = logits.argmax(1) == labels

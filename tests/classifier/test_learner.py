@@ -23,9 +23,9 @@ from torch.utils.data import Subset
 
 import pycil_wsc
 from pycil_wsc import registry
-from pycil_wsc.classifier import shelf as shelves
 from pycil_wsc.classifier.learner import Learner
-from pycil_wsc.classifier.settings import FIXED
+from pycil_wsc.classifier.store import learner_file
+from pycil_wsc.classifier.store.settings import FIXED
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
@@ -457,7 +457,7 @@ def test_the_logits_that_are_stored_with_exemplars_count_as_bytes(months):
 
 def test_a_task_that_cannot_be_written_is_learned_again_not_twice(months, tmp_path):
     learner = learned(months[0], out=tmp_path / "work")
-    with patch.object(shelves, "write", side_effect=OSError("disk full")), pytest.raises(OSError):
+    with patch.object(learner_file, "write", side_effect=OSError("disk full")), pytest.raises(OSError):
         learner.learn(months[1])
     assert len(learner.history) == 1
     learner.learn(months[1])
@@ -469,7 +469,7 @@ def test_a_task_that_cannot_be_written_is_learned_again_not_twice(months, tmp_pa
 
 
 def test_a_learner_saved_with_keys_of_another_version_is_one_line(shelf, monkeypatch):
-    monkeypatch.setattr("pycil_wsc.classifier.shelf.read", with_key("invented", shelves.read))
+    monkeypatch.setattr("pycil_wsc.classifier.store.learner_file.read", with_key("invented", learner_file.read))
     with pytest.raises(UserError, match="shelf: was saved by another version of pycil_wsc \\(unknown key 'invented'"):
         Learner.load(shelf)
 

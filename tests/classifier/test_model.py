@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.transforms.v2 import functional
 
 from pycil_wsc import registry
-from pycil_wsc.classifier.model import Transform
+from pycil_wsc.classifier.predict.images import Transform
 from pycil_wsc.data.images.files import IMAGENET
 from pycil_wsc.data.images.npz import info_of_arrays
 from pycil_wsc.errors import UserError

@@ -18,7 +18,7 @@ from support.shelves import OLD, labelled, names
 from support.small_learners import FILES, assert_same, dies_at, learned
 
 from pycil_wsc.classifier.learner import Learner
-from pycil_wsc.classifier.versions import FILE
+from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import load_state, save_state
 

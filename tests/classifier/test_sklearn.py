@@ -20,9 +20,9 @@ from support.months import MONTHS, month, photos
 from support.small_learners import arrays, dies_at
 from support.small_runs import Killed
 
-from pycil_wsc.classifier.answers import Answers
 from pycil_wsc.classifier.learner import Learner
-from pycil_wsc.classifier.ledger import Ledger
+from pycil_wsc.classifier.predict.answers import Answers
+from pycil_wsc.classifier.store.bookkeeping import Bookkeeping
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.sklearn import ContinualClassifier
@@ -254,7 +254,7 @@ def test_a_classifier_that_an_earlier_version_saved_is_loaded(fitted, tmp_path):
     (tmp_path / "estimator.json").write_text(json.dumps(content))
     loaded = ContinualClassifier.load(tmp_path)
     assert np.array_equal(loaded.predict_proba(rows), classifier.predict_proba(rows))
-    loaded.learner_._saved = loaded.learner_._saved._replace(ledger=Ledger())
+    loaded.learner_._saved = loaded.learner_._saved._replace(bookkeeping=Bookkeeping())
     loaded.save(tmp_path)
     again = ContinualClassifier.load(tmp_path)
     assert np.array_equal(again.predict_proba(rows), classifier.predict_proba(rows))

@@ -21,7 +21,7 @@ from support.small_runs import Tiny
 from torch import nn
 
 from pycil_wsc import Learner, registry, seeding
-from pycil_wsc.classifier import versions
+from pycil_wsc.classifier.store import versions
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import save_state
 

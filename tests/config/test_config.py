@@ -9,7 +9,7 @@ import pytest
 
 import pycil_wsc.llm.config  # noqa: F401  # with it, files of language models are loaded
 from pycil_wsc import registry
-from pycil_wsc.classifier.settings import OF_EXPERIMENTS
+from pycil_wsc.classifier.store.settings import OF_EXPERIMENTS
 from pycil_wsc.config.dropped import DROPPED
 from pycil_wsc.config.forms import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve, resolve_recorded

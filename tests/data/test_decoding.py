@@ -19,7 +19,7 @@ from support.small_runs import SETTINGS, killed_at
 from torchvision.transforms import v2
 
 from pycil_wsc import Accept
-from pycil_wsc.classifier.model import Transform, as_picture, opened
+from pycil_wsc.classifier.predict.images import Transform, as_picture, opened
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images import files as image_files
 from pycil_wsc.data.images import fingerprint as fingerprints

@@ -10,7 +10,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-from pycil_wsc.classifier.model import opened
+from pycil_wsc.classifier.predict.images import opened
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.images.files import decode
 from pycil_wsc.data.images.sources import read_source

@@ -74,6 +74,16 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
         *rooms_up_to("launch"),
     ],
     "pycil_wsc.classifier": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("runs")],
+    **{  # its parts, each of which may import the first two
+        f"pycil_wsc.classifier.{part}": [
+            *LEAVES,
+            f"pycil_wsc.classifier.{part}",
+            *(["pycil_wsc.classifier.predict"] if part != "predict" else []),
+            *(["pycil_wsc.classifier.store"] if part in ("update", "export") else []),
+            *rooms_up_to("runs"),
+        ]
+        for part in ("predict", "store", "update", "export")
+    },
     "pycil_wsc.sklearn": [*LEAVES, "pycil_wsc.classifier", *rooms_up_to("data")],
     "pycil_wsc.results": [
         *LEAVES,
@@ -91,9 +101,9 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
         *rooms_up_to("runs"),
     ],
     "pycil_wsc": [  # lazily, see below
-        "pycil_wsc.classifier.bundle",
-        "pycil_wsc.classifier.gate",
-        "pycil_wsc.classifier.inference",
+        "pycil_wsc.classifier.export.folder",
+        "pycil_wsc.classifier.update.gate",
+        "pycil_wsc.classifier.predict.load",
         "pycil_wsc.classifier.learner",
         "pycil_wsc.errors",
         "pycil_wsc.version",

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pycil_wsc.classifier.copies import digests_of, with_classes
-from pycil_wsc.classifier.ledger import Relabelled
-from pycil_wsc.classifier.shelf import SavedLearner
+from pycil_wsc.classifier.store.bookkeeping import Relabelled
+from pycil_wsc.classifier.store.hashes import digests_of, with_classes
+from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.stream import kept
 from pycil_wsc.data.types import Split
@@ -43,7 +43,7 @@ def corrections_in(
     """The images that ``present`` has learned, or keeps as exemplars, with a class that they do not have now.
 
     Args:
-        digests: of the new images (:func:`~pycil_wsc.classifier.copies.digests_of`): int64 (N,).
+        digests: of the new images (:func:`~pycil_wsc.classifier.store.hashes.digests_of`): int64 (N,).
         labels: (N,), their classes, by number of ``names``.
         names: the names of these classes.
         present: the learner before the task.
@@ -52,7 +52,7 @@ def corrections_in(
     if present is None or not len(digests):
         return none
     known = present.held.info.classes
-    learned = np.union1d(present.ledger.learned, _learned_exemplars(present))
+    learned = np.union1d(present.bookkeeping.learned, _learned_exemplars(present))
     seen_before = np.flatnonzero(np.isin(digests, learned))
     now = with_classes(digests, labels, names)
     parts = []
@@ -61,11 +61,11 @@ def corrections_in(
         rows = seen_before[_is_in(mixed, learned)]
         given_now = np.isin(with_classes(digests[rows], np.full(len(rows), label), known), now)
         parts.append((rows, np.full(len(rows), label), given_now))
-    rows, former, given_now = (np.concatenate(each) for each in zip(*parts, strict=True))
+    rows, former, given_now = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     wrong = np.isin(rows, rows[~given_now])
     pairs = zip(labels[rows].tolist(), former.tolist(), strict=True)
-    own = np.array([names[label] == known[was] for label, was in pairs], bool)
-    used = wrong & (~given_now | own)  # another file of this task may have the other class rightly
+    has_same_name = np.array([names[label] == known[was] for label, was in pairs], bool)
+    used = wrong & (~given_now | has_same_name)  # another file of this task may have the other class rightly
     return Corrections(rows, former).of(np.flatnonzero(used)[np.argsort(rows[used], kind="stable")])
 
 
@@ -88,7 +88,7 @@ def _is_in(values: np.ndarray, ascending: np.ndarray) -> np.ndarray:
 
 
 def without_former(learned: np.ndarray, digests: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """The ledger's ``learned`` without the classes, of these ``names``, of the images with these ``digests``."""
+    """The bookkeeping's ``learned`` without the classes, of these ``names``, of the images with these ``digests``."""
     if not len(digests):
         return learned
     gone = [with_classes(digests, np.full(len(digests), label), names) for label in range(len(names))]
@@ -102,7 +102,7 @@ def without_exemplars(present: SavedLearner, gone: np.ndarray) -> SavedLearner:
     held, numbers = kept(present.held, np.flatnonzero(~gone))
     learner = present.state["learner"]
     extra = learner["_extra_state"]
-    memory = {label: [each for each in numbers[rows].tolist() if each >= 0] for label, rows in _rows(extra)}
+    memory = {label: [number for number in numbers[rows].tolist() if number >= 0] for label, rows in _rows(extra)}
     stored = {}
     for name, values in extra.get("stored", {}).items():
         left = ~gone[values["indices"].numpy()]
@@ -115,17 +115,19 @@ def _rows(extra):
     return [(label, np.array(rows, np.int64)) for label, rows in extra["memory"]["classes"].items()]
 
 
-def counted(found: Corrections, labels: np.ndarray, names: Sequence[str], known: Sequence[str]) -> list[Relabelled]:
+def counted(
+    corrections: Corrections, labels: np.ndarray, names: Sequence[str], known: Sequence[str]
+) -> list[Relabelled]:
     """How many images changed from which class to which, for the history."""
-    first = found.first()
+    first = corrections.first()
     changes = zip(labels[first.rows].tolist(), first.former.tolist(), strict=True)
     pairs = Counter((known[int(was)], names[int(label)]) for label, was in changes)
     return [Relabelled(was=was, now=now, images=number) for (was, now), number in pairs.items()]
 
 
-def told(found: Corrections, split: Split, names: Sequence[str], known: Sequence[str], after: str) -> str:
+def told(corrections: Corrections, split: Split, names: Sequence[str], known: Sequence[str], after: str) -> str:
     """A line that names the images, of which ``split`` has all of the task, and what comes of them ``after``."""
-    first = found.first()
+    first = corrections.first()
     some = []
     for row, was in zip(first.rows[:NAMED].tolist(), first.former[:NAMED].tolist(), strict=True):
         image = f"image {row}" if split.in_memory else str(split.images[row])

@@ -8,11 +8,11 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import torch
 
-from pycil_wsc.classifier.calibration import calibration_error
-from pycil_wsc.classifier.inference import Classifier
-from pycil_wsc.classifier.model import Model, Transform
-from pycil_wsc.classifier.settings import probability
-from pycil_wsc.classifier.streams import Images, Key
+from pycil_wsc.classifier.predict.arguments import probability
+from pycil_wsc.classifier.predict.calibration import calibration_error
+from pycil_wsc.classifier.predict.classifier import Classifier
+from pycil_wsc.classifier.predict.images import Images, Key, Transform
+from pycil_wsc.classifier.predict.model import Model
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.prediction import best_classes
 
@@ -77,7 +77,7 @@ class Answers:
     @property
     def device(self) -> torch.device:
         """Where :attr:`model` is."""
-        return next(self.classifier.parameters()).device
+        return self.classifier.device
 
     @property
     def model(self) -> Model:
@@ -153,15 +153,15 @@ class Answers:
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self.classes):
             raise UserError(f"k: {k!r} is not a whole number from 1 to the {len(self.classes)} learned classes")
         names = np.array(self.classes)
-        found = [np.empty((0, k), names.dtype)]
+        best_names = [np.empty((0, k), names.dtype)]
         values = [np.empty((0, k))]
         for logits in self.classifier.batches(images):
             probabilities = self.probabilities(logits)
             first = best_classes(logits)[:, :1].cpu()  # of several that are equally likely, the one of predict
             best = probabilities.scatter(1, first, 2.0).topk(int(k)).indices
-            found.append(names[best.numpy()])
+            best_names.append(names[best.numpy()])
             values.append(probabilities.gather(1, best).numpy())
-        return np.concatenate(found), np.concatenate(values)
+        return np.concatenate(best_names), np.concatenate(values)
 
     def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
         """Yield an :class:`Answer` for each image, batch by batch. An image that cannot be read raises no error.
@@ -178,12 +178,12 @@ class Answers:
         for chunk in self.classifier.chunks(images):
             logits = self.classifier.logits(chunk.pixels)
             best = best_classes(logits)[:, 0].tolist()
-            found = zip(best, self.probabilities(logits).tolist(), strict=True)
+            classified = zip(best, self.probabilities(logits).tolist(), strict=True)
             for place, key in enumerate(chunk.keys):
                 if place in chunk.refused:
                     yield Answer(key, None, 0.0, str(chunk.refused[place]))
                     continue
-                label, row = next(found)
+                label, row = next(classified)
                 unsure = threshold is not None and row[label] < threshold
                 yield Answer(key, otherwise if unsure else self.classes[label], row[label])
 
@@ -199,8 +199,9 @@ class Answers:
         correct = np.concatenate(best) == labels
         by_class = {}
         for label, name in enumerate(self.classes):
-            if (own := correct[labels == label]).size:
-                by_class[name] = float(100 * own.mean())
+            correct_of_class = correct[labels == label]
+            if correct_of_class.size:
+                by_class[name] = float(100 * correct_of_class.mean())
         return {
             "accuracy": float(100 * correct.mean()),
             "images": len(labels),

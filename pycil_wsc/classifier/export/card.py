@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pycil_wsc.classifier.answers import Tested
+from pycil_wsc.classifier.predict.answers import Tested
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError, one_line
 from pycil_wsc.files import read_file
@@ -161,12 +161,12 @@ def accuracy_matrix(evaluations: Sequence[Tested | None], classes: Sequence[str]
     if not isinstance(evaluations, (list, tuple)) or len(evaluations) != len(seen):
         given = len(evaluations) if isinstance(evaluations, (list, tuple)) else f"a {type(evaluations).__name__}"
         raise UserError(f"evaluations: {given}; give a list with one for each of the {len(seen)} tasks")
-    return [_row(number, found, classes, seen) for number, found in enumerate(evaluations)]
+    return [_row(number, evaluation, classes, seen) for number, evaluation in enumerate(evaluations)]
 
 
-def _row(number: int, found: object, classes: Sequence[str], seen: Sequence[int]) -> list[float | None]:
+def _row(number: int, evaluation: object, classes: Sequence[str], seen: Sequence[int]) -> list[float | None]:
     """The row of the matrix after task ``number``, counted from 0."""
-    by_class = {} if found is None else found.get("classes") if isinstance(found, Mapping) else None
+    by_class = {} if evaluation is None else evaluation.get("classes") if isinstance(evaluation, Mapping) else None
     if not isinstance(by_class, Mapping):
         raise UserError(f"evaluations: item {number + 1} is not what evaluate returns; give that, or None")
     if later := by_class.keys() - set(classes[: seen[number]]):

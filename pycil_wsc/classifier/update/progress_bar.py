@@ -12,7 +12,7 @@ from pycil_wsc.runs.progress import Progress
 LOG = logging.getLogger("pycil_wsc.learner")
 
 
-class Bar:
+class ProgressBar:
     """Shows the progress of one task: a progress bar on a terminal, and lines, which the log gets too.
 
     Args:
@@ -46,7 +46,7 @@ class Bar:
         if not self.quiet:
             tqdm.write(line)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pycil_wsc.classifier.answers import Answers, numbers_of
-from pycil_wsc.classifier.copies import as_digests, file_hash, learns_once, pixel_hash, with_classes
-from pycil_wsc.classifier.corrections import corrections_in
-from pycil_wsc.classifier.drift import Shift, compared
-from pycil_wsc.classifier.shelf import SavedLearner
-from pycil_wsc.classifier.streams import Key
+from pycil_wsc.classifier.predict.answers import Answers, numbers_of
+from pycil_wsc.classifier.predict.images import Key
+from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
+from pycil_wsc.classifier.store.saved_learner import SavedLearner
+from pycil_wsc.classifier.update.corrections import corrections_in
+from pycil_wsc.classifier.update.known_images import learns_once
+from pycil_wsc.classifier.update.shift import Shift, compared
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status
 from pycil_wsc.data.tasks.stream import extended
@@ -55,10 +56,10 @@ class Findings:
     @property
     def fine(self) -> bool:
         """Whether nothing was found. Files that are left out count if they are pictures by their suffix."""
-        found = self.unreadable, self.duplicates, self.relabelled, self.near_empty, self.learned_before
+        lists = self.unreadable, self.duplicates, self.relabelled, self.near_empty, self.learned_before
         if are_pictures(self.left_out):
             return False
-        return not any(found) and not (self.shift and self.shift.alarm)
+        return not any(lists) and not (self.shift and self.shift.alarm)
 
     def __str__(self) -> str:
         lines = [f"{self.images} images of {len(self.classes)} classes"]
@@ -79,7 +80,7 @@ class Findings:
         return "\n".join(lines)
 
 
-def checked(
+def findings_in(
     part: Dataset, present: SavedLearner | None, answers: Answers | None, config: Config, fewest: int, level: float
 ) -> Findings:
     """Look at the images of a task before it is learned; see :meth:`pycil_wsc.Learner.check`."""
@@ -88,7 +89,7 @@ def checked(
     hashes, unreadable = _hashes(split)
     known = _known(present)
     if present and learns_once(config.model_name):
-        known = _learned(part, hashes, present.ledger.learned) | known
+        known = _learned(part, hashes, present.bookkeeping.learned) | known
     keys: list[Key] = list(range(len(split))) if split.in_memory else split.images.tolist()
     duplicates = _duplicates(keys, hashes, known)
     readable = np.array([digest is not None for digest in hashes])
@@ -119,16 +120,16 @@ def _hashes(split: Split) -> tuple[list[str | None], list[tuple[str, str]]]:
     """The hash of each image, None if it cannot be read, and why these cannot."""
     if split.in_memory:
         return [pixel_hash(image) for image in split.images], []
-    found: list[str | None] = []
+    hashes: list[str | None] = []
     unreadable = []
     for path in split.images.tolist():
         try:
             decode(path)
-            found.append(file_hash(path))
+            hashes.append(file_hash(path))
         except UserError as error:
-            found.append(None)
+            hashes.append(None)
             unreadable.append((path, str(error)))
-    return found, unreadable
+    return hashes, unreadable
 
 
 def _known(present: SavedLearner | None) -> dict[str, str]:
@@ -137,7 +138,7 @@ def _known(present: SavedLearner | None) -> dict[str, str]:
         return {}
     names = present.held.info.classes
     known = {}
-    parts = (present.held.train, "an exemplar"), (present.ledger.held_out, "a held-out image")
+    parts = (present.held.train, "an exemplar"), (present.bookkeeping.held_out, "a held-out image")
     for split, what in parts:
         for image, label in zip(split.images, split.targets):
             digest = pixel_hash(image) if split.in_memory else present.hashes.get(str(image))
@@ -147,11 +148,11 @@ def _known(present: SavedLearner | None) -> dict[str, str]:
 
 
 def _learned(part: Dataset, hashes: list[str | None], learned: np.ndarray) -> dict[str, str]:
-    """hash -> what it is, of the images that tasks have learned with the same class; ``learned``: as in the ledger."""
-    found = [(digest, label) for digest, label in zip(hashes, part.train.targets, strict=True) if digest]
-    labels = np.array([label for _, label in found], np.int64)
-    mixed = with_classes(as_digests([digest for digest, _ in found]), labels, part.info.classes)
-    pairs = zip(found, np.isin(mixed, learned), strict=True)
+    """hash -> what it is, of images that were learned with the same class; ``learned``: as in the bookkeeping."""
+    readable = [(digest, label) for digest, label in zip(hashes, part.train.targets, strict=True) if digest]
+    labels = np.array([label for _, label in readable], np.int64)
+    mixed = with_classes(as_digests([digest for digest, _ in readable]), labels, part.info.classes)
+    pairs = zip(readable, np.isin(mixed, learned), strict=True)
     return {digest: f"a learned image of '{part.info.classes[label]}'" for (digest, label), again in pairs if again}
 
 
@@ -161,11 +162,11 @@ def _relabelled(
     """The images that were learned with another class, and that class."""
     rows = np.array([row for row, digest in enumerate(hashes) if digest], np.int64)
     digests = as_digests([digest for digest in hashes if digest])
-    found = corrections_in(digests, part.train.targets[rows], part.info.classes, present)
+    corrections = corrections_in(digests, part.train.targets[rows], part.info.classes, present)
     before: Sequence[str] = present.held.info.classes if present else ()
     now = [part.info.classes[label] for label in part.train.targets.tolist()]
     changed: list[tuple[Key, str]] = []
-    for row, was in zip(rows[found.rows].tolist(), found.former.tolist(), strict=True):
+    for row, was in zip(rows[corrections.rows].tolist(), corrections.former.tolist(), strict=True):
         former = before[int(was)]
         if former != now[int(row)]:
             changed.append((keys[int(row)], former))
@@ -173,16 +174,16 @@ def _relabelled(
 
 
 def _duplicates(keys: list[Key], hashes: list[str | None], known: dict[str, str]) -> list[tuple[Key, Key]]:
-    found = []
+    duplicates = []
     seen: dict[str, Key] = {**known}
     for key, digest in zip(keys, hashes, strict=True):
         if digest is None:
             continue
         if digest in seen:
-            found.append((key, seen[digest]))
+            duplicates.append((key, seen[digest]))
         else:
             seen[digest] = key
-    return found
+    return duplicates
 
 
 def _learned_before(part: Dataset, present: SavedLearner | None) -> int | None:
@@ -199,8 +200,8 @@ def _learned_before(part: Dataset, present: SavedLearner | None) -> int | None:
             part = replace(part, train=Split(train.images[there], train.targets[there]), fingerprint=None)
     none = Split(part.test.images[:0], part.test.targets[:0])
     stream = extended(present.held if present else None, replace(part, test=none))
-    *hashes, own = [task["sha256"] for task in (stream.fingerprint or {})["tasks"]]
-    return hashes.index(own) + 1 if own in hashes else None
+    *earlier, new = [task["sha256"] for task in (stream.fingerprint or {})["tasks"]]
+    return earlier.index(new) + 1 if new in earlier else None
 
 
 def _is_there(path: str) -> bool:
@@ -223,7 +224,7 @@ def _shift(
     """The test of features, or why there is none."""
     if present is None or answers is None:
         return None, "nothing has been learned yet"
-    held_out = present.ledger.held_out
+    held_out = present.bookkeeping.held_out
     if not len(held_out):
         return None, "the learner holds out no images; start it with held_out=20"
     rng = np.random.default_rng(derived_seed(seed, "check"))

@@ -36,8 +36,8 @@ def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     def loss(log_temperature: float) -> float:
         return -float((targets * log_softmax(logits / np.exp(log_temperature), axis=1)).sum())
 
-    found = minimize_scalar(loss, bounds=(-LIMIT, LIMIT), method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(found.x))
+    minimum = minimize_scalar(loss, bounds=(-LIMIT, LIMIT), method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(minimum.x))
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:

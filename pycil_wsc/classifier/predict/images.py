@@ -6,26 +6,32 @@ Files are read by threads. Nothing here starts a process, so that it may run in 
 from __future__ import annotations
 
 import collections
+import io
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode, v2
 
-from pycil_wsc.classifier.model import Picture, Transform
+from pycil_wsc.data.batches.augmentation import augment
 from pycil_wsc.data.images.datasets import path_of
-from pycil_wsc.data.images.files import walked
+from pycil_wsc.data.images.files import decode, in_colour, middle, open_image, walked
 from pycil_wsc.data.images.npz import three_channels
 from pycil_wsc.data.images.sources import image_array
+from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
 
+Picture = str | os.PathLike[str] | Image.Image | np.ndarray | torch.Tensor  # one image
 Images = np.ndarray | torch.Tensor | Iterable[Picture] | str | os.PathLike[str]
 Key = str | int  # identifies an image: its file name, or its position, counted from 0
-FORMS = "a folder, or a list or generator of file names, PIL images or uint8 (H, W, 3)"
+ONE = "give a PIL image, a file name, or uint8 (H, W, 3), (H, W) or, as a tensor, (3, H, W)"
+MANY = "a folder, or a list or generator of file names, PIL images or uint8 (H, W, 3)"
 
 
 class Chunk(NamedTuple):
@@ -60,7 +66,7 @@ def chunks(images: Images, transform: Transform, size: int, threads: int = 0) ->
         return _of_array(image_array(images), transform, size, threads)
     if isinstance(images, Iterable) and not isinstance(images, (bytes, dict)) and getattr(images, "ndim", 1):
         return _of_items(_named(images), transform, size, threads)
-    raise UserError(f"images: a {type(images).__name__}; give {_wanted(transform)}, {FORMS}")
+    raise UserError(f"images: a {type(images).__name__}; give {_wanted(transform)}, {MANY}")
 
 
 def _wanted(transform):
@@ -84,7 +90,7 @@ def _of_array(images: np.ndarray, transform: Transform, size: int, threads: int)
 
 
 def _refusal(images: np.ndarray, transform: Transform) -> str:
-    return f"images: {images.dtype} of shape {images.shape}; this model takes {_wanted(transform)}, or {FORMS}"
+    return f"images: {images.dtype} of shape {images.shape}; this model takes {_wanted(transform)}, or {MANY}"
 
 
 def _slices(images: np.ndarray, size: int) -> Iterator[Chunk]:
@@ -102,7 +108,7 @@ def _files_of(name: str, transform: Transform) -> Iterator[str]:
     if not os.path.isdir(folder):
         if os.path.isfile(folder):
             raise UserError(f"images: {name!r} is one file; give a list of files: [{name!r}]")
-        raise UserError(f"images: {name!r} is not a folder; give {_wanted(transform)}, {FORMS}")
+        raise UserError(f"images: {name!r} is not a folder; give {_wanted(transform)}, {MANY}")
     return walked(folder)
 
 
@@ -117,8 +123,8 @@ def _of_items(items: Iterable[tuple[Key, Picture]], transform: Transform, size: 
     side = transform.crop
     read = _read_by_threads(items, transform, size, threads) if threads else _read(items, transform)
     while some := list(itertools.islice(read, size)):
-        pixels = [found for _, found in some if not isinstance(found, UserError)]
-        refused = {place: found for place, (_, found) in enumerate(some) if isinstance(found, UserError)}
+        pixels = [fitted for _, fitted in some if not isinstance(fitted, UserError)]
+        refused = {place: error for place, (_, error) in enumerate(some) if isinstance(error, UserError)}
         stacked = np.stack(pixels) if pixels else np.empty((0, side, side, 3), np.uint8)
         yield Chunk([key for key, _ in some], stacked, refused)
 
@@ -167,3 +173,78 @@ def _pixels(fitted: Callable[[Picture], np.ndarray], image: Picture) -> np.ndarr
         return fitted(image)
     except UserError as error:
         return error
+
+
+# ---- one image -------------------------------------------------------------------------------------------------------
+
+
+class Transform:
+    """What the learner does to an image before the network sees it, as ``transform`` of a torchvision data set.
+
+    A PIL image of any size, the name of an image file, or a uint8 array or tensor of one image -> float32 (3, side,
+    side), normalised, on the CPU. An image is resized to a shorter side of ``resize`` and cropped at its centre to
+    ``crop``; after training on arrays, only if it has another size than they. Greyscale becomes three equal channels.
+
+    Raises:
+        UserError: if it is not an image, or has more than 8 bits per channel.
+    """
+
+    def __init__(self, info: DatasetInfo) -> None:
+        self.side, self.interpolation = info.image_size, info.interpolation
+        self.mean, self.std = info.mean, info.std
+        self.arrays = info.crop == "pad"  # the learner was trained on arrays
+        self.crop = (info.stored_size or info.image_size) if self.arrays else info.image_size
+        self.resize = self.crop if self.arrays else round(self.crop * 256 / 224)
+        mode = InterpolationMode(info.interpolation)
+        self._fit = v2.Compose([v2.Resize(self.resize, mode), v2.CenterCrop(self.crop)])
+        self._normalise = augment.Normalise(info.mean, info.std, torch.device("cpu"))
+
+    def __call__(self, image: Picture) -> torch.Tensor:
+        pixels = torch.from_numpy(self.fitted(image))[None]
+        if self.crop != self.side:  # arrays are stored in another size than the network's
+            pixels = augment.resize(pixels, self.side, self.interpolation)
+        return self._normalise(pixels)[0]
+
+    def fitted(self, image: Picture) -> np.ndarray:
+        """The pixels of an image, resized and cropped: uint8 (crop, crop, 3)."""
+        picture = middle(as_picture(image))
+        if not self.arrays or picture.size != (self.crop, self.crop):
+            picture = self._fit(picture)
+        return np.array(picture)
+
+    def settings(self) -> dict[str, object]:
+        """The numbers of the transform, as JSON values."""
+        values: dict[str, object] = {name: getattr(self, name) for name in ("resize", "crop", "side", "interpolation")}
+        return values | {"mean": list(self.mean), "std": list(self.std)}
+
+    def __repr__(self) -> str:
+        return f"Transform({', '.join(f'{name}={value}' for name, value in self.settings().items())})"
+
+
+def as_picture(image: Picture) -> Image.Image:
+    """One image in any form that :class:`Transform` takes, as a PIL image in RGB."""
+    if isinstance(image, (str, os.PathLike)):
+        return decode(os.fspath(image))
+    if isinstance(image, Image.Image):
+        return in_colour(image)
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu()
+        image = image.permute(1, 2, 0).numpy() if _channels_come_first(image.shape) else image.numpy()
+    if not isinstance(image, np.ndarray):
+        raise UserError(f"image: is a {type(image).__name__}; {ONE}")
+    shape = image.shape
+    if image.dtype != np.uint8 or not (len(shape) == 2 or len(shape) == 3 and shape[2] in (1, 3)) or 0 in shape:
+        raise UserError(f"image: {image.dtype} of shape {shape}; {ONE}")
+    return Image.fromarray(image[..., 0] if shape[2:] == (1,) else image).convert("RGB")
+
+
+def opened(content: bytes) -> Image.Image:
+    """The image in the ``content`` of a file. Raises a :class:`UserError` if it is not an image."""
+    try:
+        return open_image(io.BytesIO(content))
+    except Exception:  # what decoders raise about a damaged image
+        raise UserError(f"image: {len(content)} bytes that are not an image file's; replace them") from None
+
+
+def _channels_come_first(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and shape[0] in (1, 3) and shape[2] not in (1, 3)

@@ -71,12 +71,12 @@ def kept(folder: Path) -> dict[int, Path]:
 
 def _numbered(folder: Path) -> dict[int, Path]:
     """What has the name of a version in ``versions/``, by number, in order; a received folder may have pipes there."""
-    found = {}
+    paths = {}
     with contextlib.suppress(OSError):  # no folder
         for path in (folder / VERSIONS).iterdir():
             if path.suffix == ".safetensors" and path.stem.isdecimal():
-                found[int(path.stem)] = path
-    return dict(sorted(found.items()))
+                paths[int(path.stem)] = path
+    return dict(sorted(paths.items()))
 
 
 def number_of(path: Path) -> int:
@@ -198,21 +198,21 @@ def listed(folder: Path) -> list[Version]:
     present = folder / FILE
     number = number_of(present)
     files = kept(folder) | ({number: present} if present.is_file() else {})
-    found = []
-    for each, path in sorted(files.items()):
+    versions = []
+    for kept_number, path in sorted(files.items()):
         outline = _outline_of(path)
         if outline is None:  # damaged, or not a learner
             continue
         version = Version(
-            version=each,
-            present=each == number,
+            version=kept_number,
+            present=kept_number == number,
             tasks=len(outline.tasks),
             classes=outline.classes,
             when=outline.when,
             bytes=path.stat().st_size,
         )
-        found.append(version)
-    return found
+        versions.append(version)
+    return versions
 
 
 def signature(folder: Path) -> tuple[int, int, int] | None:
@@ -234,9 +234,9 @@ def _outline_of(path: Path) -> Outline | None:
         content = peek_state(path)
         number, parent = numbers_in(content)
         tasks, classes = content["config"]["tasks"], content["info"]["classes"]
-        ledger = content.get("ledger", {"held_out": {}, "entries": ()})  # not in learners of earlier versions
-        files = [name for part in (content["exemplars"], ledger["held_out"]) for name in part.get("files", ())]
-        when = ledger["entries"][-1].get("when") if ledger["entries"] else None
+        bookkeeping = content.get("ledger", {"held_out": {}, "entries": ()})  # not in learners of earlier versions
+        files = [name for part in (content["exemplars"], bookkeeping["held_out"]) for name in part.get("files", ())]
+        when = bookkeeping["entries"][-1].get("when") if bookkeeping["entries"] else None
         if not all(isinstance(name, str) for name in [*tasks, *classes, *files, when or ""]):
             return None
         return Outline(number, parent, list(tasks), list(classes), when, set(files))

@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 from scipy.optimize import root_scalar
 from scipy.special import bdtr, ndtr, ndtri  # scipy.stats takes a second to import
 
-from pycil_wsc.classifier.settings import from_python, is_number
+from pycil_wsc.classifier.predict.arguments import from_python, is_number
+from pycil_wsc.classifier.store.bookkeeping import Accuracy, Change, Decision, Gate
 from pycil_wsc.data.images.sources import Source
 from pycil_wsc.errors import UserError
 
 EXEMPLARS = "exemplars"
-
-
-class Accuracy(TypedDict):
-    """Accuracy in percent ``after`` an update, over ``images`` images; ``interval``: its lower and upper bound."""
-
-    images: int
-    after: float
-    interval: list[float]
-
-
-class Change(Accuracy):
-    """Also ``before``, and the ``drop`` with its ``interval`` and the p-value ``p`` of a test for ``max_drop``."""
-
-    before: float
-    drop: float
-    p: float
-
-
-class Gate(TypedDict):
-    """What an update was judged ``on``, and the accuracies on ``old`` and ``new`` classes, None without images."""
-
-    on: str
-    old: Change | None
-    new: Accuracy | None
-
-
-class Decision(TypedDict):
-    """Whether an update is ``accepted``, and the ``reason``, a sentence."""
-
-    accepted: bool
-    reason: str
-    gate: Gate
 
 
 @dataclass(frozen=True)
@@ -176,8 +144,8 @@ def _fine(old: Change | None, new: Accuracy | None) -> str:
     return "accuracy " + ", ".join(parts) if parts else "no image to compare on"
 
 
-def _images(found: Accuracy, which: str) -> str:
-    return f"{found['images']} images of {which} classes"
+def _images(accuracy: Accuracy, which: str) -> str:
+    return f"{accuracy['images']} images of {which} classes"
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------

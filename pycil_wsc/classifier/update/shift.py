@@ -69,18 +69,18 @@ def _weights(classes: np.ndarray, is_new: np.ndarray) -> np.ndarray:
     """The weight of each image in the difference of the two means: each class counts by its share of all images."""
     weights = np.empty(len(classes))
     for label in np.unique(classes):
-        own = classes == label
-        share = own.mean()
-        weights[own & is_new] = share / (own & is_new).sum()
-        weights[own & ~is_new] = -share / (own & ~is_new).sum()
+        of_class = classes == label
+        share = of_class.mean()
+        weights[of_class & is_new] = share / (of_class & is_new).sum()
+        weights[of_class & ~is_new] = -share / (of_class & ~is_new).sum()
     return weights
 
 
 def _permuted(weights: np.ndarray, by_class: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """``weights`` in a random order within each class, whose places are given."""
     mixed = weights.copy()
-    for own in by_class:
-        mixed[own] = weights[rng.permutation(own)]
+    for places in by_class:
+        mixed[places] = weights[rng.permutation(places)]
     return mixed
 
 

@@ -9,11 +9,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from pycil_wsc.classifier.gate import Gate
-from pycil_wsc.data.types import Dataset, Split
-from pycil_wsc.seeding import derived_seed
+from pycil_wsc.data.types import Split
 
-ONE_OF = 5  # at most every fifth image of a class is held out
 NO_IMAGES = Split(np.empty(0, str), np.empty(0, np.int64))
 
 
@@ -33,8 +30,40 @@ class Relabelled(TypedDict):
     images: int
 
 
+class Accuracy(TypedDict):
+    """Accuracy in percent ``after`` an update, over ``images`` images; ``interval``: its lower and upper bound."""
+
+    images: int
+    after: float
+    interval: list[float]
+
+
+class Change(Accuracy):
+    """Also ``before``, and the ``drop`` with its ``interval`` and the p-value ``p`` of a test for ``max_drop``."""
+
+    before: float
+    drop: float
+    p: float
+
+
+class Gate(TypedDict):
+    """What an update was judged ``on``, and the accuracies on ``old`` and ``new`` classes, None without images."""
+
+    on: str
+    old: Change | None
+    new: Accuracy | None
+
+
+class Decision(TypedDict):
+    """Whether an update is ``accepted``, and the ``reason``, a sentence."""
+
+    accepted: bool
+    reason: str
+    gate: Gate
+
+
 class Entry(TypedDict, total=False):
-    """What is noted about a task. The last three are those of :class:`~pycil_wsc.classifier.gate.Decision`."""
+    """What is noted about a task. The last three are those of :class:`Decision`."""
 
     when: str
     data: Data
@@ -48,7 +77,7 @@ class Entry(TypedDict, total=False):
 
 
 @dataclass(frozen=True, eq=False)
-class Ledger:
+class Bookkeeping:
     """Belongs to one state of a learner, and is saved with it.
 
     Args:
@@ -58,9 +87,10 @@ class Ledger:
         temperature: by which the logits are divided before they become probabilities.
         entries: what was noted about each task, in order; the tasks that an earlier version learned have none.
         learned: the digests of the images that tasks have trained on, which are not held out when they come again
-            (:func:`~pycil_wsc.classifier.copies.digests_of`), and those of the images with their classes
-            (:func:`~pycil_wsc.classifier.copies.with_classes`): int64 (N,), ascending. Earlier versions noted the
-            first only of tasks with ``per_class``, and the others only for methods that learn each image once.
+            (:func:`~pycil_wsc.classifier.store.hashes.digests_of`), and those of the images with their classes
+            (:func:`~pycil_wsc.classifier.store.hashes.with_classes`): int64 (N,), ascending. Earlier versions
+            noted the first only of tasks with ``per_class``, and the others only for methods that learn each image
+            once.
     """
 
     held_out: Split = NO_IMAGES
@@ -71,11 +101,11 @@ class Ledger:
 
     def counts(self, classes: Sequence[str]) -> dict[str, int]:
         """The number of held-out images of each class."""
-        found = np.bincount(self.held_out.targets, minlength=len(classes))
-        return dict(zip(classes, found.tolist(), strict=True))
+        counts = np.bincount(self.held_out.targets, minlength=len(classes))
+        return dict(zip(classes, counts.tolist(), strict=True))
 
-    def with_images(self, images: np.ndarray, labels: np.ndarray) -> Ledger:
-        """This ledger with further held-out images."""
+    def with_images(self, images: np.ndarray, labels: np.ndarray) -> Bookkeeping:
+        """This bookkeeping with further held-out images."""
         if not len(labels):
             return self
         before = self.held_out
@@ -83,48 +113,21 @@ class Ledger:
         return replace(self, held_out=Split(np.concatenate(both), np.concatenate([before.targets, labels])))
 
 
-def set_aside(
-    part: Dataset, unseen: np.ndarray, counts: Mapping[str, int], per_class: int, seed: int, task: int
-) -> np.ndarray:
-    """Hold out images of a task, at random, until there are ``per_class`` of each class.
-
-    At most a fifth of a class's images are taken, so that a small class is trained on.
-
-    Args:
-        part: the task's images.
-        unseen: bool (N,), which of them may be held out: no task has trained on them.
-        counts: class -> the number of its images that are held out already.
-        per_class: how many there should be.
-        seed: of the random choice, with ``task``, which is counted from 0.
-
-    Returns:
-        The images that are held out: bool (N,).
-    """
-    rng = np.random.default_rng(derived_seed(seed, "held out", task))
-    taken = np.zeros(len(part.train), bool)
-    for label, name in enumerate(part.info.classes):
-        rows = rng.permutation(np.flatnonzero(part.train.targets == label))
-        wanted = max(0, per_class - counts.get(name, 0))
-        free = rows[unseen[rows]]
-        taken[free[: min(wanted, len(rows) // ONE_OF)]] = True
-    return taken
-
-
-def problem_of(ledger: Ledger, classes: int, tasks: int) -> str:
-    """The part of a ledger read from a file that does not fit a learner with this number of ``classes`` and ``tasks``.
+def problem_of(bookkeeping: Bookkeeping, classes: int, tasks: int) -> str:
+    """The part of what was read from a file that does not fit a learner with this many ``classes`` and ``tasks``.
 
     "" if all parts fit.
     """
-    labels = ledger.held_out.targets
+    labels = bookkeeping.held_out.targets
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         return "held-out images"
-    if type(ledger.per_class) is not int or ledger.per_class < 0:
+    if type(bookkeeping.per_class) is not int or bookkeeping.per_class < 0:
         return "number of held-out images"
-    if ledger.learned.dtype != np.int64 or ledger.learned.ndim != 1:
+    if bookkeeping.learned.dtype != np.int64 or bookkeeping.learned.ndim != 1:
         return "digests"
-    if type(ledger.temperature) is not float or not 0 < ledger.temperature < math.inf:
+    if type(bookkeeping.temperature) is not float or not 0 < bookkeeping.temperature < math.inf:
         return "temperature"
-    if len(ledger.entries) > tasks or not all(map(_is_entry, ledger.entries)):
+    if len(bookkeeping.entries) > tasks or not all(map(_is_entry, bookkeeping.entries)):
         return "history"
     return ""
 

@@ -15,7 +15,8 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from pycil_wsc.classifier.model import Model, Transform
+from pycil_wsc.classifier.predict.images import Transform
+from pycil_wsc.classifier.predict.model import Model
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import write_atomically
 
@@ -153,11 +154,11 @@ def check_logits(name: str, model: Model, side: int, run: Callable[[Tensor], Ten
     with torch.inference_mode():
         expected = model(images)
         with explained():
-            found = run(images)
-    if found is None:
+            logits = run(images)
+    if logits is None:
         return
-    difference = (found - expected).abs()
-    equal = found == expected  # infinite ones are those of classes that are never answered
+    difference = (logits - expected).abs()
+    equal = logits == expected  # infinite ones are those of classes that are never answered
     if not (equal | (difference <= TOLERANCE * (1 + expected.abs()))).all():
         raise UserError(
             f"export: the logits of {name} differ by {difference.max():.1g} from those of the learner; "

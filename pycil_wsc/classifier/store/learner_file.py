@@ -3,7 +3,7 @@
 =======================  ==========================================================================================
 ``learner.safetensors``  the learner: its configuration, classes, image transforms, exemplars and state (one file of
                          :mod:`pycil_wsc.state`, checksummed and replaced atomically)
-``versions/``            earlier versions of this file (:mod:`pycil_wsc.classifier.versions`)
+``versions/``            earlier versions of this file (:mod:`pycil_wsc.classifier.store.versions`)
 ``exemplars/``           copies of the exemplars' image files, if requested, each named by the hash of its content
 ``.last_version``        the highest number that a version has had
 ``.lock``                held while a learner is saved
@@ -21,18 +21,18 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from pycil_wsc import old_formats
-from pycil_wsc.classifier import versions
-from pycil_wsc.classifier.copies import is_inside, name_of, remove_copies
-from pycil_wsc.classifier.inference import checked_info
-from pycil_wsc.classifier.ledger import Ledger, problem_of
-from pycil_wsc.classifier.settings import refusing
-from pycil_wsc.classifier.versions import FILE
+from pycil_wsc.classifier.predict.arguments import refusing
+from pycil_wsc.classifier.predict.rebuild import checked_info
+from pycil_wsc.classifier.store import versions
+from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, problem_of
+from pycil_wsc.classifier.store.exemplar_files import is_inside, name_of, remove_copies
+from pycil_wsc.classifier.store.saved_learner import SavedLearner
+from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
@@ -42,21 +42,6 @@ from pycil_wsc.state import State, load_state, save_state
 
 COMPLETE = "a complete saved learner", "save or copy it again"
 FORMAT = 2  # 1 had several files: pycil_wsc.old_formats
-
-
-class SavedLearner(NamedTuple):
-    """The contents of a folder.
-
-    ``config``: the configuration's values; ``held``: the exemplars, as a stream without test images; ``state``: that of
-    :meth:`pycil_wsc.runs.run.Run.state`; ``hashes``: the SHA-256 of the exemplars' files by name, except of those that
-    an earlier version saved; ``ledger``: see :class:`pycil_wsc.classifier.ledger.Ledger`.
-    """
-
-    config: State
-    held: Dataset
-    state: State
-    hashes: dict[str, str]
-    ledger: Ledger = Ledger()
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -91,10 +76,10 @@ def write(
         The number of the version.
     """
     held = learner.held
-    ledger = learner.ledger
+    bookkeeping = learner.bookkeeping
     assert held.arrivals is not None
     exemplars = _packed(held.train, folder, learner.hashes, copy_images)
-    held_out = _packed(ledger.held_out, folder, learner.hashes, copy_images)
+    held_out = _packed(bookkeeping.held_out, folder, learner.hashes, copy_images)
     number = versions.next_number(folder, known)
     content = {
         "format": FORMAT,
@@ -108,10 +93,10 @@ def write(
         "run": learner.state,
         "ledger": {
             "held_out": held_out,
-            "per_class": ledger.per_class,
-            "temperature": ledger.temperature,
-            "entries": list(ledger.entries),
-            "learned": torch.from_numpy(ledger.learned),
+            "per_class": bookkeeping.per_class,
+            "temperature": bookkeeping.temperature,
+            "entries": list(bookkeeping.entries),
+            "learned": torch.from_numpy(bookkeeping.learned),
         },
     }
     if limit > 1:
@@ -197,23 +182,23 @@ def _checked(folder: Path, content: State) -> SavedLearner:
     _check(isinstance(config["tasks"], list) and all(isinstance(name, str) for name in config["tasks"]), "tasks")
     _check_state(state, len(seen), labels)
     _check_fingerprint(content["data"], len(seen))
-    ledger = Ledger()
+    bookkeeping = Bookkeeping()
     if "ledger" in content:  # not in learners of earlier versions
-        ledger, more = _ledger_of(content["ledger"], folder, info)
+        bookkeeping, more = _bookkeeping_of(content["ledger"], folder, info)
         hashes |= more
-        problem = problem_of(ledger, seen[-1], len(seen))
+        problem = problem_of(bookkeeping, seen[-1], len(seen))
         _check(not problem, problem)
     none = Split(train.images[:0], labels[:0])
     arrivals = Arrivals(seen, tasks, tasks[:0])
     exemplars = Dataset(info, train, none, 0.0, content["data"], arrivals)
-    return SavedLearner(config, exemplars, state, hashes, ledger)
+    return SavedLearner(config, exemplars, state, hashes, bookkeeping)
 
 
-def _ledger_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Ledger, dict[str, str]]:
-    """The ledger with this content, and the hashes of its files."""
+def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Bookkeeping, dict[str, str]]:
+    """The bookkeeping with this content, and the hashes of its files."""
     held_out, hashes = _unpacked(stored["held_out"], folder, info)
     learned = np.asarray(stored.get("learned", np.empty(0, np.int64)))  # not in learners of earlier versions
-    return Ledger(held_out, stored["per_class"], stored["temperature"], tuple(stored["entries"]), learned), hashes
+    return Bookkeeping(held_out, stored["per_class"], stored["temperature"], tuple(stored["entries"]), learned), hashes
 
 
 def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, dict[str, str]]:
@@ -276,8 +261,8 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
 def _check_fingerprint(data: State, tasks: int) -> None:
     """Check the fingerprint of a stream of ``tasks`` tasks (:mod:`pycil_wsc.data.tasks.stream`)."""
     _check(len(data["tasks"]) == tasks, "fingerprint")
-    for each in (data, *data["tasks"]):
-        _check(type(each["train"]) is type(each["test"]) is int and isinstance(each["sha256"], str), "fingerprint")
+    for part in (data, *data["tasks"]):
+        _check(type(part["train"]) is type(part["test"]) is int and isinstance(part["sha256"], str), "fingerprint")
 
 
 def _numbers(*values: object) -> bool:

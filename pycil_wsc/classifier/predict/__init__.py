@@ -1,0 +1,1 @@
+"""From images to names: the network of a trained learner, and what is done to an image before it."""

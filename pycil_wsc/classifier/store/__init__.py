@@ -1,0 +1,1 @@
+"""A learner between two tasks, and the folder that it is saved in."""

@@ -1,0 +1,71 @@
+"""What identifies an image: the SHA-256 of its file or of its pixels, and a digest of eight bytes."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from pycil_wsc.data.types import Split
+from pycil_wsc.errors import UserError
+from pycil_wsc.files import read_file
+
+
+def hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
+    """The SHA-256 of each image file: the ``known`` one, or that of its present content."""
+    return {path: known.get(path) or file_hash(path) for path in files_in(splits)}
+
+
+def known_hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
+    """The ``known`` SHA-256 of each image file that has one.
+
+    The others are named by a learner of an earlier version, which noted no hashes, or by one that claims to be: their
+    present content does not prove what was learned.
+    """
+    return {path: known[path] for path in files_in(splits) if path in known}
+
+
+def digests_of(split: Split, known: Mapping[str, str]) -> np.ndarray:
+    """The first 8 bytes of the SHA-256 of each image, of its pixels or of its file: int64 (N,).
+
+    ``known``: the SHA-256 of files, which are then not read.
+    """
+    if split.in_memory:
+        return as_digests([pixel_hash(image) for image in split.images])
+    of_files = hashes_of((split,), known)
+    return as_digests([of_files[path] for path in split.images.tolist()])
+
+
+def as_digests(hashes: Iterable[str]) -> np.ndarray:
+    """The first 8 bytes of each SHA-256: int64 (N,)."""
+    return np.array([int(sha256[:16], 16) for sha256 in hashes], np.uint64).view(np.int64)
+
+
+def pixel_hash(image: np.ndarray) -> str:
+    """The SHA-256 of an image's pixels."""
+    return sha256_of(image.tobytes())
+
+
+def file_hash(path: str) -> str:
+    """The SHA-256 of a file's content."""
+    return sha256_of(content_of(path))
+
+
+def with_classes(digests: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The ``digests`` of images, each mixed with the name of its class: int64 (N,)."""
+    of_names = as_digests([sha256_of(name.encode(errors="surrogatepass")) for name in names])
+    return digests ^ of_names[labels]
+
+
+def files_in(splits: Iterable[Split]) -> list[str]:
+    return [path for split in splits if not split.in_memory for path in split.images.tolist()]
+
+
+def content_of(path: str) -> bytes:
+    try:
+        return read_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); make the image readable, or restore it") from None
+
+
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,41 @@
+"""A learner between two tasks, and what it answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from pycil_wsc.classifier.predict.answers import Answers
+from pycil_wsc.classifier.predict.classifier import Classifier, precision_of_answers
+from pycil_wsc.classifier.predict.model import for_prediction
+from pycil_wsc.classifier.predict.rebuild import Reached, rebuilt
+from pycil_wsc.classifier.store.bookkeeping import Bookkeeping
+from pycil_wsc.config.options import Config
+from pycil_wsc.data.types import Dataset
+from pycil_wsc.state import State
+
+
+class SavedLearner(NamedTuple):
+    """A learner after a task: what its folder has.
+
+    ``config``: the configuration's values; ``held``: the exemplars, as a stream without test images; ``state``: that of
+    :meth:`pycil_wsc.runs.run.Run.state`; ``hashes``: the SHA-256 of the exemplars' files by name, except of those that
+    an earlier version saved; ``bookkeeping``: see :class:`~pycil_wsc.classifier.store.bookkeeping.Bookkeeping`.
+    """
+
+    config: State
+    held: Dataset
+    state: State
+    hashes: dict[str, str]
+    bookkeeping: Bookkeeping = Bookkeeping()
+
+
+def answers_of(config: Config, learned: SavedLearner) -> Answers:
+    """What a learner with this configuration and state answers. Raises an exception if they do not fit together."""
+    assert learned.held.arrivals is not None
+    info, seen = learned.held.info, learned.held.arrivals.seen
+    reached = Reached.of_stream(seen)
+    config = dataclasses.replace(config, tasks=tuple(learned.config["tasks"]), pretrained=False)
+    learner = for_prediction(rebuilt(config, info, reached, learned.state["learner"]))
+    classifier = Classifier(learner, info, reached.classes, config.num_workers, precision_of_answers(learner))
+    return Answers(classifier, info.classes, learned.bookkeeping.temperature)

@@ -1,0 +1,1 @@
+"""One more task for a learner: looked at, learned, judged."""

@@ -1,0 +1,119 @@
+"""The five steps of an update, called one by one, and the snapshot that predicts meanwhile."""
+
+import dataclasses
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from support.small_learners import QUICK, arrays, assert_same, learned, months
+
+from pycil_wsc import Accept
+from pycil_wsc.classifier.update.folders import folders_of
+from pycil_wsc.classifier.update.progress_bar import ProgressBar
+from pycil_wsc.classifier.update.update import Before, judge, prepare, publish, record, train
+from pycil_wsc.errors import UserError
+
+__all__ = ["months"]
+pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
+
+
+@pytest.fixture(scope="module")
+def january(months):
+    return learned(months[0], name="replay", held_out=1, **QUICK)
+
+
+def before(learner, accept=None, out=None):
+    bar = ProgressBar(quiet=True)
+    return Before(learner.config, learner._saved, learner._answers, learner.held_out, out, bar, accept)
+
+
+def test_the_five_steps_one_after_the_other_are_what_learn_does(months, tmp_path):
+    learner = learned(months[0], name="replay", held_out=1, **QUICK)
+    stepwise = learned(months[0], name="replay", held_out=1, **QUICK)
+    prepared = prepare(before(stepwise), months[1])
+    trained = train(prepared, tmp_path / ".task2")
+    judged = judge(trained)
+    recorded = record(judged, started=0.0)
+    outcome = publish(recorded, folders_of(tmp_path, 2, "any"))
+    assert outcome.state is recorded.learner and outcome.answers is judged.answers and outcome.decision is None
+
+    learner.learn(months[1])
+    stepwise._set_state(outcome.state, outcome.answers)
+    assert_same(stepwise, learner)
+    images = arrays(months[1], "test")[0]
+    assert np.array_equal(stepwise.predict_proba(images), learner.predict_proba(images))
+    for ours, expected in zip(stepwise.history, learner.history, strict=True):
+        assert ours.keys() == expected.keys() and ours["accuracies"] == expected["accuracies"]
+        assert ours["data"] == expected["data"] and ours["classes"] == expected["classes"]
+
+
+def test_no_step_changes_what_it_was_given(january, months, tmp_path):
+    state = {name: value.clone() for name, value in january._state["learner"].items() if name != "_extra_state"}
+    history, proba = january.history, january.predict_proba(arrays(months[0])[0])
+    given = before(january)
+    prepared = prepare(given, months[1])
+    trained = train(prepared, tmp_path / ".task2")
+    judged = judge(trained)
+    record(judged, started=0.0)
+    assert prepared.learner is given.learner and len(given.config.tasks) == 1 and len(prepared.config.tasks) == 2
+    assert not trained.learner.bookkeeping.entries and len(given.learner.bookkeeping.entries) == 1
+    assert len(prepared.bookkeeping.held_out) > len(given.learner.bookkeeping.held_out)
+    again = judge(trained)
+    assert again.answers.temperature == judged.answers.temperature and np.array_equal(again.correct, judged.correct)
+    assert all(torch.equal(january._state["learner"][name], value) for name, value in state.items())
+    assert january.history == history and np.array_equal(january.predict_proba(arrays(months[0])[0]), proba)
+
+
+def test_a_rejected_update_is_published_as_its_rejection_alone(january, months, tmp_path):
+    images, names = arrays(months[1], "test")
+    swapped = np.where(names == "bee", "cat", "bee")  # so that what is learned well is judged to be wrong
+    given = before(january, Accept(on=(images, swapped), min_new=0.99), out=tmp_path)
+    folders = folders_of(tmp_path, 2, "identity")
+    judged = judge(train(prepare(given, months[1]), folders.work))
+    outcome = publish(record(judged, started=0.0), folders)
+    assert outcome.state is None and outcome.decision == judged.decision and not judged.decision["accepted"]
+    assert folders.rejection.is_file() and not folders.work.exists() and not folders.saved.exists()
+
+
+def test_what_cannot_be_prepared_is_refused_before_a_folder_is_made(january, months, tmp_path):
+    again = dataclasses.replace(before(january), out=tmp_path / "out", per_class=0)
+    wide = np.zeros((2, 9, 9, 3), np.uint8), np.array(["cat", "dog"])
+    with pytest.raises(UserError, match="images of side 9, earlier tasks had 8"):
+        prepare(again, wide)
+    assert not (tmp_path / "out").exists()
+
+
+# ---- the snapshot ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ask", ["predict", "predict_proba", "logits", "top"])
+def test_a_snapshot_that_predicts_assigns_nothing(january, months, ask):
+    """Any number of threads may use it at the same time."""
+    images = arrays(months[0], "test")[0]
+    expected = getattr(january.answers, ask)(images)
+    modules, set_attribute = set(january.answers.classifier.modules()), torch.nn.Module.__setattr__
+    assigned = []
+
+    def noted(module, name, value):
+        if module in modules:
+            assigned.append(name)
+        set_attribute(module, name, value)
+
+    with patch.object(torch.nn.Module, "__setattr__", noted):
+        given = getattr(january.answers, ask)(images)
+    assert not assigned
+    assert all(map(np.array_equal, given, expected))
+
+
+def test_a_snapshot_predicts_in_evaluation_mode_whatever_was_done_to_its_model(january, months):
+    learner = learned(months[0], name="replay", **QUICK)
+    images = arrays(months[0], "test")[0]
+    expected = learner.logits(images)
+    learner.model.train()
+    assert torch.equal(learner.logits(images), expected)
+
+
+def test_a_classifier_that_is_moved_computes_where_it_is(months):
+    classifier = learned(months[0], name="replay", **QUICK).answers.classifier
+    assert classifier.to("meta").learner.device == classifier.device == torch.device("meta")
