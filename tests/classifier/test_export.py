@@ -63,7 +63,7 @@ def test_where_there_is_bf16_a_learner_trains_in_it_and_predicts_in_fp32_as_its_
     monkeypatch.setattr("pycil_wsc.training.precision.computes_bf16_natively", lambda device: True)
     keys = QUICK | {"precision": "auto", "convnet_type": "resnet8"}
     learner, images = learned(months[0], name="replay", **keys), arrays(months[0], "test")[0]
-    assert learner.answers.classifier.learner.precision == "bf16"
+    assert learner.answers.classifier.learner.precision.name == "bf16"
     with torch.inference_mode():
         expected = learner.model(torch.stack([learner.transform(image) for image in images]))
     learner.export(tmp_path / "exported")
