@@ -104,6 +104,7 @@ class Key:
         read_by: the methods that read the key; empty: all.
         before: the value that applied before the key was added, if it differs from the default; a comment says why.
         sets_defaults: whether the defaults of other keys depend on the value.
+        studied: of keys that the paper's studies vary: the place, from 1, that names of runs give it among these.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Key:
     read_by: Sequence[str] = ()
     before: Json = SAME
     sets_defaults: bool = False
+    studied: int = 0
 
     def __post_init__(self) -> None:
         for role, known in ROLES.items():

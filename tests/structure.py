@@ -146,6 +146,58 @@ def annotated(function: Function) -> bool:
     return typed and bool(function.returns or function.name == "__init__")
 
 
+def members(root: Path, name: str) -> list[str]:
+    """The public names that a class of the project and its bases define: methods, attributes, what ``__init__`` sets.
+
+    Bases are looked up by their names, in all of the project.
+    """
+    classes: dict[str, ast.ClassDef] = {}
+    for _, path in modules(root):
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, node)
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        known = classes.get(waiting.pop())
+        if known is None:  # of another package
+            continue
+        waiting += [base.id for base in known.bases if isinstance(base, ast.Name)]
+        found |= defined_by(known)
+    return sorted(member for member in found if not member.startswith("_"))
+
+
+def defined_by(node: ast.ClassDef) -> set[str]:
+    """The names that a class defines in its body, or on ``self`` in ``__init__``."""
+    names: set[str] = set()
+    for item in node.body:
+        if isinstance(item, Function | ast.ClassDef):
+            names.add(item.name)
+        elif isinstance(item, ast.AnnAssign):
+            names |= targets(item.target)
+        elif isinstance(item, ast.Assign):
+            names = names.union(*map(targets, item.targets))
+        if isinstance(item, Function) and item.name == "__init__":
+            for inner in ast.walk(item):
+                if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+                    names |= targets(inner)
+    return names
+
+
+def targets(node: ast.expr) -> set[str]:
+    """The name that an assignment sets: ``x``, or ``x`` of ``self.x``."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return {node.attr}
+    return set()
+
+
+def flat_folders(root: Path = ROOT) -> Counter:
+    """{folder: how many Python files are directly in it}, the largest ones first by ``most_common``."""
+    return Counter(path.parent.relative_to(root) for name, path in modules(root) if within(name, [PACKAGE]))
+
+
 def long_lines(root: Path = ROOT) -> list[tuple[Path, int]]:
     """(file, number of lines over ``LINE_LENGTH`` columns) of the Python files that have any,
     tests and benchmarks too.
@@ -171,6 +223,9 @@ def main(root: Path) -> None:
     print(f"longest function: {length(longest)} lines, {name} in {path.relative_to(root)}")
     lines, path = max((len(path.read_text().splitlines()), path) for _, path in modules(root))
     print(f"longest file: {lines} lines, {path.relative_to(root)}")
+    (folder, count), *_ = flat_folders(root).most_common(1)
+    print(f"largest flat folder: {count} files, {folder}")
+    print(f"members of the learner: {len(members(root, 'BaseLearner'))}")
     print(f"lines over {LINE_LENGTH} columns: {sum(count for _, count in long_lines(root))}")
     public = [function for *_, function, is_public in every if is_public]
     typed = sum(map(annotated, public))

@@ -18,7 +18,7 @@ from scipy.stats import kendalltau, nct, ttest_1samp
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pycil_wsc.report.curves import alignment, drift  # noqa: E402
+from pycil_wsc.report.figures.curves import alignment, drift  # noqa: E402
 from pycil_wsc.report.rows import PAPER  # noqa: E402
 from pycil_wsc.report.stats import reach  # noqa: E402
 from pycil_wsc.results import Record  # noqa: E402

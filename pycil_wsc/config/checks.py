@@ -98,7 +98,7 @@ def _remarks_on_tasks(config: Config, manager: "TaskSequence") -> list[str]:
     *others, last = [task.num_new for task in manager.tasks]
     if config.tasks or not others or last == config.increment:
         return []
-    classes = f"{last} class{'es' * (last != 1)}"
+    classes = "1 class" if last == 1 else f"{last} classes"
     return [f"increment: the last task has {classes}, not {config.increment} ({manager.in_words()})"]
 
 
@@ -130,10 +130,12 @@ def _check_rates(config: Config) -> None:
     for name in ("init_epoch", *learner.epoch_keys):
         if name in learner.own_schedules:
             continue  # they have no warm-up
-        if config.warmup_epochs >= (end := lengths[name]):
+        end = lengths[name]
+        if config.warmup_epochs >= end:
             raise UserError(f"warmup_epochs: {config.warmup_epochs} must be less than the {end} epochs of '{name}'")
     for name in ("init_lr", "lrate"):
-        if config.scheduler != "steplr" and config.min_lr > (base := getattr(config, name)):
+        base = getattr(config, name)
+        if config.scheduler != "steplr" and config.min_lr > base:
             raise UserError(f"min_lr: {config.min_lr} is above '{name}', which is {base}; make it smaller")
 
 

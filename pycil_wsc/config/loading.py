@@ -17,7 +17,7 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.config.completion import known_keys
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.forms import form_for, run_folder
+from pycil_wsc.config.kinds import kind_of_keys, run_folder
 from pycil_wsc.config.options import Config
 from pycil_wsc.config.pycil import our_values
 from pycil_wsc.config.run_config import RunConfig
@@ -55,7 +55,8 @@ def load(path: str | Path, overrides: Mapping[str, Json] | None = None) -> list[
         LOG.warning("left out: %s", line)
     for name in sorted(unread(given, runs)):
         LOG.warning("%s: %s: has no effect; it is a key of %s, which no run of this file uses", path, name, owner(name))
-    if (gpus := _listed_gpus(raw, overrides or {})) > 1 and any(hasattr(run, "batch_norm_parts") for run in runs):
+    gpus = _listed_gpus(raw, overrides or {})
+    if gpus > 1 and any(hasattr(run, "batch_norm_parts") for run in runs):
         LOG.warning(PARTS, path, gpus, gpus)
     return _distinct(runs, path)
 
@@ -97,9 +98,9 @@ def resolve_recorded(flat: Mapping[str, Json], path: Path) -> Any:
     A key added since then gets the value that applied before. Raises :class:`UnusableRun` for the keys of another
     version.
     """
-    form = form_for(flat)
+    kind = kind_of_keys(flat)
     try:
-        return form.resolve({**form.earlier(), **without_dropped(flat)})
+        return kind.resolve({**kind.earlier(), **without_dropped(flat)})
     except UserError as error:
         raise UnusableRun(
             f"{path}: was made by another version of pycil_wsc ({error}); use that one, or move the file away"
@@ -114,7 +115,7 @@ def resolve(flat: Mapping[str, Json]) -> Any:
     Raises:
         UserError: a key is unknown, or a value is invalid or does not fit the others.
     """
-    return form_for(flat).resolve(flat)
+    return kind_of_keys(flat).resolve(flat)
 
 
 def parse_override(text: str) -> tuple[str, Json]:
@@ -168,7 +169,9 @@ def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json], given: set[st
         try:
             if "runs" in entry:
                 raise UserError("runs: stands only at the top level of the file; write the entries one after the other")
-            configs = _grid(without_emptied(flatten(shared), own := flatten(entry)) | own, overrides, given)
+            keys_of_entry = flatten(entry)
+            others = without_emptied(flatten(shared), keys_of_entry)
+            configs = _grid(others | keys_of_entry, overrides, given)
         except UserError as error:
             raise UserError(f"runs[{number}]: {error}") from None
         seeds = list(dict.fromkeys(config.seed for config in configs))
@@ -180,12 +183,12 @@ def _grid(file: Mapping[str, Json], overrides: Mapping[str, Json], given: set[st
     """One run for each point of the sweep over list-valued keys."""
     file = without_emptied(file, overrides)
     refuse_mistyped({**file, **overrides})
-    form = form_for({**file, **overrides})
-    merged = form.merge(file, overrides)
+    kind = kind_of_keys({**file, **overrides})
+    merged = kind.merge(file, overrides)
     given.update(merged)
-    axes = _axes(merged, form.takes_list)
+    axes = _axes(merged, kind.takes_list)
     number = math.prod(map(len, axes.values()))
-    return [form.resolve(merged | point) for point in watched(_points(axes), number, "checking the settings")]
+    return [kind.resolve(merged | point) for point in watched(_points(axes), number, "checking the settings")]
 
 
 def _points(axes: Mapping[str, list[Json]]) -> Iterator[dict[str, Json]]:
@@ -205,7 +208,9 @@ def _axes(flat: dict[str, Json], takes_list: Callable[[str], bool]) -> dict[str,
 def _is_axis(value: Json, takes_list: bool) -> bool:
     if not isinstance(value, list):
         return False
-    return bool(value) and all(isinstance(v, list) for v in value) if takes_list else True
+    if not takes_list:
+        return True
+    return bool(value) and all(isinstance(item, list) for item in value)
 
 
 def flatten(raw: Mapping[str, Json]) -> dict[str, Json]:

@@ -25,6 +25,7 @@ from pycil_wsc.keys import (
     up_to_date,
 )
 from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.training.learner_config import CONSOLIDATED as CONSOLIDATED
 from pycil_wsc.training.learner_config import LearnerConfig, LearnerOptions
 from pycil_wsc.training.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
 

@@ -168,7 +168,8 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
                 "step_size: needs one whole number above 0, and one number of epochs, at most 10,000 times as large; "
                 "or give milestones"
             )
-        if (milestones := list(range(step, epochs, step))) != usual["milestones"]:
+        milestones = list(range(step, epochs, step))
+        if milestones != usual["milestones"]:
             changed |= {"init_milestones": milestones, "milestones": milestones}
     return changed
 

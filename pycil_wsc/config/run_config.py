@@ -47,7 +47,7 @@ class RunConfig(Protocol):
     def keys(self) -> Mapping[str, Key]: ...
 
     def to_dict(self) -> dict[str, Json]:
-        """JSON values by key, which :meth:`Form.resolve` accepts."""
+        """JSON values by key, which :meth:`pycil_wsc.config.kinds.Kind.resolve` accepts."""
         ...
 
     def identity(self) -> dict[str, Json]:

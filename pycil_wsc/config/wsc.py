@@ -5,6 +5,7 @@ from functools import partial
 
 from pycil_wsc import keys
 from pycil_wsc.consolidation.options import EpochOptions
+from pycil_wsc.keys import again
 from pycil_wsc.studies.options import RivalOptions
 from pycil_wsc.training.options import TriggerOptions
 
@@ -18,9 +19,14 @@ class WSCKeys(TriggerOptions, RivalOptions, EpochOptions):
     importance: str = key(
         "moment",
         "score that ranks the parameters: `moment`, `first_moment`, `second_moment`, `drift`, `fisher`, `hessian`",
+        studied=1,
     )
     reset: str = key(
         "blend",
         "`blend` with the weights before the task, `revert` to them, `random` initial values, `shrink_perturb` (all"
         " parameters), `continual_backprop` (units, throughout the task), or `none`",
+        studied=2,
     )
+    reset_every: str | int = again(EpochOptions, "reset_every", studied=3)
+    average: bool = again(EpochOptions, "average", studied=4)
+    retain: float = again(EpochOptions, "retain", studied=5)

@@ -131,6 +131,7 @@ class MemoryOptions:
         decides="later tasks",
         affects="accuracy",
         by_method=True,
+        studied=6,
     )
 
 

@@ -12,7 +12,7 @@ from filelock import Timeout
 
 from pycil_wsc import devices
 from pycil_wsc.allocator import return_freed_memory
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import kind_of, kinds, run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.images.fingerprint import changed
 from pycil_wsc.errors import (
@@ -26,10 +26,11 @@ from pycil_wsc.errors import (
     raised_at,
 )
 from pycil_wsc.files import Json, locked, remove, write_json
-from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.status import FAILURE, RECORD, recorded
+from pycil_wsc.llm.kind import LanguageModel  # noqa: F401  # registers it
 from pycil_wsc.reproducibility import commit
 from pycil_wsc.results import RESULT, finished_result
+from pycil_wsc.runs.class_incremental import ClassIncremental  # noqa: F401  # registers it
 from pycil_wsc.runs.progress import Progress, log_file
 from pycil_wsc.training.processes import from_first, in_all, rank_and_count
 
@@ -81,7 +82,7 @@ class Datasets:
     """The data of runs of all kinds, read once and shared by the runs that use them."""
 
     def __init__(self) -> None:
-        self._loader = functools.cache(lambda kind: KINDS[kind].loader())
+        self._loader = functools.cache(lambda kind: kinds[kind].loader())
 
     def forget(self) -> None:
         """Free the data, which a process that only plans runs no longer needs."""

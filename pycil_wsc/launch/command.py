@@ -108,11 +108,10 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _run(args: argparse.Namespace, as_program: bool) -> int:
     from pycil_wsc.config.loading import load, parse_override  # imported late: --help does not need torch
-    from pycil_wsc.llm.config import LLMConfig  # noqa: F401  # registers the form of its configurations
+    from pycil_wsc.llm.kind import LanguageModel  # noqa: F401  # registers it, for what `load` reads
 
     overrides: dict[str, Json] = dict(map(parse_override, args.set))
-    overrides |= {name: value for name in ("data_root", "out", "device") if (value := getattr(args, name)) is not None}
-    overrides |= {name: True for name in ("tensorboard", "wandb") if getattr(args, name)}
+    overrides |= _keys_of_options(args)
 
     def configs() -> "list[RunConfig]":
         return load(args.config, overrides)
@@ -138,3 +137,16 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
     from pycil_wsc.launch.torchrun import together
 
     return together(configs, work, trains=not args.status and not args.dry_run)
+
+
+def _keys_of_options(args: argparse.Namespace) -> dict[str, Json]:
+    """The keys that have an option of their own on the command line, and were given."""
+    keys: dict[str, Json] = {}
+    for name in ("data_root", "out", "device"):
+        value = getattr(args, name)
+        if value is not None:
+            keys[name] = value
+    for name in ("tensorboard", "wandb"):
+        if getattr(args, name):
+            keys[name] = True
+    return keys

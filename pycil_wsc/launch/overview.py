@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from pycil_wsc.config.kinds import kind_of
 from pycil_wsc.launch import interrupts
 from pycil_wsc.launch.attempt import Job
-from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.status import counted
 from pycil_wsc.runs.progress import Progress, duration
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.options import in_file
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import Json, write_json

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from filelock import Timeout
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import kind_of, run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import OtherSettings, UnusableRun, Unwritable, UserError
 from pycil_wsc.files import locked
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, finished, record_failure, remove_unfinished
-from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.launch.overview import Overview
 from pycil_wsc.output import watched
 from pycil_wsc.results import finished_result, has_result, is_finished, set_result_aside
@@ -66,8 +65,9 @@ class Schedule:
                 self._take_result(job)
             else:
                 self._put(FRESH, job)
-        if found := sum(job.state == "done" for job in self.jobs):
-            self.overview.say(f"{found} of {len(self.jobs)} runs finished before")
+        done = len([job for job in self.jobs if job.state == "done"])
+        if done:
+            self.overview.say(f"{done} of {len(self.jobs)} runs finished before")
 
     def _take_result(self, job: Job) -> None:
         try:
@@ -81,7 +81,8 @@ class Schedule:
         with contextlib.suppress(Timeout, Unwritable), locked(run_folder(job.config), wait=False):
             remove_unfinished(job.config)
         job.planned = 0  # this command has nothing left to do
-        if lacking := kind_of(job.config).unrecorded(job.config):
+        lacking = kind_of(job.config).unrecorded(job.config)
+        if lacking:
             self.overview.say(f"{job.title}: finished without recording {', '.join(lacking)}; --redo runs it again")
 
     def _put(self, place: int, job: Job) -> None:

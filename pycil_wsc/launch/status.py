@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, read_file, write_atomically

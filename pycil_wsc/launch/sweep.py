@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pycil_wsc import devices
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import kind_of, kinds, run_folder
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import UnusableRun, Unwritable, UserError, described
 from pycil_wsc.launch.attempt import Job, attempt, finished, record_failure
-from pycil_wsc.launch.kinds import KINDS, kind_of
 from pycil_wsc.launch.schedule import Schedule
 from pycil_wsc.launch.workers import Workers
 from pycil_wsc.reproducibility import kept_commit
@@ -148,7 +147,7 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
     """
     where.check(configs)
     schedule = Schedule(configs)
-    measurers = {name: KINDS[name].measurer() for name in {config.kind for config in configs}} if measured else {}
+    measurers = {name: kinds[name].measurer() for name in {config.kind for config in configs}} if measured else {}
     to_go: Counter[str] = Counter()  # by unit
     remarks: Counter[str] = Counter()  # how many runs have each
     outlines: set[str] = set()
@@ -166,8 +165,10 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
         budget = kind.budget(config, dataset)
         line = _cost(job, budget, kind.memory(config, dataset))
         done = job.state == "done"
-        budgeted += bool(budget) and not done
-        to_go[kind.unit] += 0 if budget or done else job.planned
+        if budget and not done:
+            budgeted += 1
+        planned = 0 if budget or done else job.planned
+        to_go[kind.unit] += planned  # also of 0: the last line names each unit
         try:
             if done:
                 finished(config, schedule.data)  # raises if the run would not accept the result
@@ -178,7 +179,7 @@ def dry_run(configs: Sequence[RunConfig], where: Where = HERE, measured: bool = 
         except UnusableRun as error:
             unusable += 1
             line += f", will fail: {error}"
-        print(line + "  (finished)" * done)
+        print(f"{line}  (finished)" if done else line)
     for remark, count in remarks.items():
         print(f"{_runs(count)}: {remark}")
     costs = " and ".join(f"{cost:,} training {unit}" for unit, cost in to_go.items())
@@ -196,4 +197,4 @@ def _cost(job: Job, budget: str, memory: int | None) -> str:
 
 
 def _runs(count: int) -> str:
-    return f"{count:,} run{'s' * (count != 1)}"
+    return "1 run" if count == 1 else f"{count:,} runs"

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from pycil_wsc.config.kinds import kind_of
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError, WrongPlan
 from pycil_wsc.launch.attempt import Datasets, execute
-from pycil_wsc.launch.kinds import kind_of
 from pycil_wsc.training.processes import check_machines, from_first, in_all, rank_and_count
 
 LIFE_SECONDS = 1.0  # between two looks at torchrun

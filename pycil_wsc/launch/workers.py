@@ -17,7 +17,7 @@ import torch
 from torch.distributed import TCPStore
 
 from pycil_wsc import devices
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.data.images.parallel import cores
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt
@@ -85,7 +85,7 @@ class RunInProcesses:
         self.job = job
         self.slot = slot
         context = multiprocessing.get_context(START_METHOD)
-        ours = [__name__, "pycil_wsc.launch.kinds", *own_modules()]  # what is edited later is not a part of these runs
+        ours = [__name__, *own_modules()]  # what is edited later is not a part of these runs
         context.set_forkserver_preload(["torchvision", *ours])
         self.pipe, sender = context.Pipe(duplex=False)  # the first process reports through it
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
@@ -94,7 +94,8 @@ class RunInProcesses:
         self.processes = []
         for rank in range(count):
             place = variables(rank, count, self.store.port) if self.store else {}
-            self.processes.append(context.Process(target=work, args=(place, None if rank else sender, *common)))
+            reports_through = sender if rank == 0 else None
+            self.processes.append(context.Process(target=work, args=(place, reports_through, *common)))
         with signals_blocked():
             for process in self.processes:
                 process.start()
@@ -121,12 +122,15 @@ class RunInProcesses:
     def _failure(self, told: Outcome | None) -> Outcome:
         """The outcome ``told`` by the first process or, if one was killed, its death, which made the others fail."""
         end = time.monotonic() + DEATH_SECONDS
-        for process in self.processes[bool(told) :]:  # a process that has reported an outcome is still alive
+        # a process that has reported an outcome is still alive
+        ended = self.processes[1:] if told else self.processes
+        for process in ended:
             process.join(max(0, end - time.monotonic()))  # its connections close before its exit code is there
         codes = [process.exitcode or 0 for process in self.processes]
         if told and min(codes) >= 0:
             return told
-        rank = codes.index(min(codes) or max(codes))
+        worst = min(codes) or max(codes)  # a signal, which is below 0, comes before an exit code
+        rank = codes.index(worst)
         name = f"process {rank + 1} of {len(codes)}" if len(codes) > 1 else "its process"
         ending = signal.Signals(-codes[rank]).name if codes[rank] < 0 else f"exit code {codes[rank]}; see log.txt"
         return Outcome(failure=f"{name} died ({ending})", again=True)

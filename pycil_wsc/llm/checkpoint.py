@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import opened, read_file, write_json
 from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig

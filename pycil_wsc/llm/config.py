@@ -1,6 +1,5 @@
 """The configuration of a language-model run: the keys ``llm.*`` and ``wsc.*``, checked like those of image runs."""
 
-import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import ClassVar
 
 from pycil_wsc.config.checks import check_device_and_paths
 from pycil_wsc.config.dropped import refuse_dropped, without_dropped
-from pycil_wsc.config.forms import Form, register_form
 from pycil_wsc.config.options import RunOptions
 from pycil_wsc.config.unknown import refuse_unknown
 from pycil_wsc.consolidation.options import WSCOptions
@@ -20,8 +18,6 @@ from pycil_wsc.keys import (
     Key,
     again,
     declared,
-    digest,
-    having,
     key,
     plain,
     select,
@@ -34,11 +30,6 @@ TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", 
 MERGES = ("avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax")
 METHODS = ("zero_shot", "finetune", "replay", *MERGES, "wsc")
 TINY = "tiny-llama"
-OTHER_COLUMNS = {  # of the report, which has a column for each task
-    *("average", "new task", "forgetting", "overall", "backward transfer", "minutes", "relative VRAM", "time", "main"),
-    *("name", "record", "learner", "memory", "seed", "variant", "frozen", "changed", "others", "schedule", "expands"),
-    *("label", "own", "column", "value"),
-}
 CHECKPOINT = "checkpoint.json"  # in a run's folder: which of the Trainer's checkpoints is the last whole one
 CHECKPOINTS = "checkpoints"  # the Trainer's folder
 
@@ -259,23 +250,6 @@ def resolve(flat: Mapping[str, object]) -> LLMConfig:
     return config
 
 
-@register_form("llm")
-class LanguageModels(Form[LLMConfig]):
-    def takes_list(self, name: str) -> bool:
-        return name in KEYS and KEYS[name].takes_list
-
-    def resolve(self, flat: Mapping[str, object]) -> LLMConfig:
-        return resolve(flat)
-
-    def folder(self, config: LLMConfig) -> Path:
-        """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of other changed keys>]``"""
-        named = having(KEYS, names="folder")
-        usual = resolve({name: value for name, value in config.to_dict().items() if name in named}).identity()
-        what = re.sub(r"[^\w.]+", "-", f"{config.data}-{config.model}").strip("-")[-80:]
-        seed = f"seed{config.seed}{digest(config.identity(), usual)}"
-        return Path(config.out, config.prefix, what, config.method, f"r{config.replay_ratio:g}", seed)
-
-
 def _check_together(config: LLMConfig) -> None:
     """Checks that involve several keys."""
     if not config.tasks or len(set(config.tasks)) < len(config.tasks):
@@ -283,8 +257,6 @@ def _check_together(config: LLMConfig) -> None:
     for name in config.tasks:
         if name in ("", "..") or Path(name).name != name:
             raise UserError(f"llm.tasks: '{name}' is not a name; give that of a folder in llm.data")
-        if name in OTHER_COLUMNS:
-            raise UserError(f"llm.tasks: '{name}' is the name of another column of the report; rename the folder")
     if config.epochs is not None and len(config.epochs) != len(config.tasks):
         raise UserError(
             f"llm.epochs: {len(config.epochs)} numbers for {len(config.tasks)} tasks; give one for each task"

@@ -1,22 +1,39 @@
 """Language models as a kind of run. Their packages are an extra, imported when data for a run are loaded."""
 
+import re
 from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import Kind, register_kind, run_folder
 from pycil_wsc.errors import UserError
+from pycil_wsc.keys import digest, having
 from pycil_wsc.llm import config as options
-from pycil_wsc.llm.config import LLMConfig
-from pycil_wsc.runs.kinds import Kind
+from pycil_wsc.llm.config import KEYS, LLMConfig, resolve
 from pycil_wsc.runs.progress import Progress
 
 if TYPE_CHECKING:
     from pycil_wsc.llm.corpus import Corpus
 
 
+@register_kind("llm")
 class LanguageModel(Kind[LLMConfig, "Corpus"]):
     unit = "tokens"
     records = (options.CHECKPOINT, "metrics.jsonl", "predictions", "models", options.CHECKPOINTS)
+
+    def takes_list(self, name: str) -> bool:
+        return name in KEYS and KEYS[name].takes_list
+
+    def resolve(self, flat: Mapping[str, object]) -> LLMConfig:
+        return resolve(flat)
+
+    def folder(self, config: LLMConfig) -> Path:
+        """``<out>/<prefix>/<data>-<model>/<method>/r<replay ratio>/seed<seed>[-<hash of other changed keys>]``"""
+        named = having(KEYS, names="folder")
+        usual = resolve({name: value for name, value in config.to_dict().items() if name in named}).identity()
+        what = re.sub(r"[^\w.]+", "-", f"{config.data}-{config.model}").strip("-")[-80:]
+        seed = f"seed{config.seed}{digest(config.identity(), usual)}"
+        return Path(config.out, config.prefix, what, config.method, f"r{config.replay_ratio:g}", seed)
 
     def loader(self) -> Callable[[LLMConfig], "Corpus"]:
         found: dict[Hashable, Corpus] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pycil_wsc.allocator import keep_freed_memory
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.consolidation.sharded import local
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device, synchronize

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from pycil_wsc import seeding
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.consolidation import moment_score
 from pycil_wsc.devices import make_current
 from pycil_wsc.llm.batches import collate, micro_batches, summed_losses

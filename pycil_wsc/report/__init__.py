@@ -2,14 +2,18 @@
 
 A number goes from a result to the page in this order:
 
-1. :mod:`pycil_wsc.results` reads the records and divides them into those that may be compared.
-   :mod:`~pycil_wsc.report.rows` makes a table of them, a row per run, and says where in a result each measure is
-   (``measures.json``).
+1. :mod:`pycil_wsc.results` reads the records. :mod:`~pycil_wsc.report.comparable` divides them into those that may be
+   compared, and :mod:`~pycil_wsc.report.duplicates` counts each run once. :mod:`~pycil_wsc.report.rows` makes a table
+   of them, a row per run, and says where in a result each measure is (``measures.json``).
 2. A group of :mod:`~pycil_wsc.report.groups` has the rows of comparable runs, and names them by the keys that
-   distinguish them (:mod:`~pycil_wsc.report.texts`).
-3. :mod:`~pycil_wsc.report.views` has a function for each table; ``studies.json`` says which runs belong to the paper's.
-   :mod:`~pycil_wsc.report.tables` averages over the seeds, and :mod:`~pycil_wsc.report.stats` decides what is ahead.
-4. :mod:`~pycil_wsc.report.figures` draws the same rows, and :mod:`~pycil_wsc.report.page` writes the page.
+   distinguish them (:mod:`~pycil_wsc.report.texts`). :mod:`~pycil_wsc.report.studies` and ``studies.json`` say which
+   runs belong to the paper's tables.
+3. ``tables/`` has a function for each table in ``builders``; a ``table`` averages over the seeds, and
+   :mod:`~pycil_wsc.report.stats` decides what is ahead. ``trials`` are those of a search for hyperparameters.
+4. ``figures/`` has the same rows as ``series``, and draws them as ``plots`` and ``heat_maps`` in one ``style``;
+   ``curves`` are what runs recorded in the course of their training.
+5. :mod:`~pycil_wsc.report.page` writes the page, beside it the configuration that repeats its runs
+   (:mod:`~pycil_wsc.report.rerun`).
 
 matplotlib is imported to draw figures only.
 """
@@ -21,7 +25,7 @@ from pathlib import Path
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
 from pycil_wsc.report.groups import DEFAULT, Options, group_runs
-from pycil_wsc.report.views import check_baseline, console_text
+from pycil_wsc.report.tables.builders import check_baseline, console_text
 from pycil_wsc.results import Found, Record, find_runs, read_result
 
 __all__ = ["Options", "find_runs", "read_result", "result_table", "write_report"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pycil_wsc.files import Json
 from pycil_wsc.report.duplicates import Variant, distinct, variants
-from pycil_wsc.results.identity import distinguishing_keys, in_order, part_of
+from pycil_wsc.results.identity import distinguishing_keys, in_order, part_of, without_consolidation
 from pycil_wsc.results.schema import LanguageResult
 from pycil_wsc.results.store import Problem, Record
 
@@ -200,4 +200,4 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
 
 
 def _usual(method: str, usual: Mapping[str, Schedule]) -> Schedule:
-    return usual.get(method.removesuffix("+wsc"), (0, 0))
+    return usual.get(without_consolidation(method), (0, 0))

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.report.figures import figures
+from pycil_wsc.report.figures.plots import figures
+from pycil_wsc.report.figures.style import drawing, to_files, to_narrow_svg
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.repetition import experiment
+from pycil_wsc.report.rerun import experiment
 from pycil_wsc.report.rows import PAPER
-from pycil_wsc.report.style import drawing, to_files, to_narrow_svg
+from pycil_wsc.report.tables.builders import tables
+from pycil_wsc.report.tables.trials import write_winners
 from pycil_wsc.report.texts import HTML
-from pycil_wsc.report.trials import write_winners
-from pycil_wsc.report.views import tables
 from pycil_wsc.results import Found
 
 DRAWN = 8  # figures are drawn for this many groups, those with the most runs

@@ -13,7 +13,6 @@ from pycil_wsc.results import ALL, Record
 from pycil_wsc.results.schema import HUGE, ImageResult
 
 PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
-EXPANDING = {"beef", "der", "foster", "memo", "rmm-foster", "tagfex"}  # a network that grows with the tasks, or doubles
 SETTINGS = PAPER["settings"]  # the values of keys that are the same in all of its runs
 SCHEDULES = {method: tuple(epochs) for method, epochs in PAPER["schedules"].items()}  # epochs of first, later tasks
 
@@ -72,12 +71,20 @@ def scores(tasks: Sequence[str], version: str = "trace", stage: int = -1) -> lis
     They are those after the task number ``stage``, from 0, with their mean (TRACE's overall performance), or those
     after the last task with their summaries.
     """
-    places = {f"matrix.{stage}.{number}": task for number, task in enumerate(tasks)}
     if stage < 0:
-        places |= {"last_average": "average", "new_score": "new task", "forgetting": "forgetting"}
+        summaries = {"last_average": "average", "new_score": "new task", "forgetting": "forgetting"}
     else:
-        places[f"matrix.{stage}"] = "overall"
-    places[f"bwt.{stage}"] = "backward transfer"
+        summaries = {f"matrix.{stage}": "overall"}
+    summaries[f"bwt.{stage}"] = "backward transfer"
+    taken = {*summaries.values(), *(column.label for column in MEASURES["use"])}  # by other columns of the same table
+    places: dict[str, str] = {}
+    for number, task in enumerate(tasks):
+        label = task
+        while label in taken:
+            label += " (task)"
+        taken.add(label)
+        places[f"matrix.{stage}.{number}"] = label
+    places |= summaries
     return [Column(label, f"scores.{version}.{place}", scale=100) for place, label in places.items()]
 
 
@@ -95,7 +102,7 @@ def rows_of(variants: Mapping[Record, Variant]) -> pd.DataFrame:
         line |= {"variant": variants[record], "frozen": variants[record].frozen, "changed": record.changed}
         line["others"] = {name for name, usual in SETTINGS.items() if record.config.get(name) not in (None, usual)}
         line |= {"schedule": (record.config.get("init_epoch"), record.config.get("epochs"))}
-        line |= {"expands": expands(record.method), "label": one_line(label) if isinstance(label, str) else None}
+        line |= {"expands": record.expands, "label": one_line(label) if isinstance(label, str) else None}
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -120,8 +127,3 @@ def by_memory(rows: pd.DataFrame, unit: str = "") -> pd.DataFrame:
 def memory_text(memory: float) -> str:
     """A number of exemplars in tables and figures."""
     return "all" if memory == ALL else f"{memory:,}"
-
-
-def expands(method: str) -> bool:
-    """Whether the method's network grows with the tasks (or doubles)."""
-    return method.removesuffix("+wsc") in EXPANDING

@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from pycil_wsc.errors import one_line, shown
+from pycil_wsc.results.identity import without_consolidation
 
 
 def data_file(name: str) -> Any:
@@ -45,7 +46,7 @@ def method_name(name: str, patterns: Patterns = ()) -> str:
 
 def method_rank(method: str) -> tuple[int, bool, str]:
     """A sort key for the order of ``METHODS``; consolidated ones follow their base, unknown ones the others."""
-    base = method.removesuffix("+wsc")
+    base = without_consolidation(method)
     return RANKS.get(base, len(RANKS)), method != base, method
 
 

@@ -1,7 +1,7 @@
 """Which runs are the same, and which may be compared.
 
 A run writes its :class:`Identity` into its result when it ends. Readers compare identities and derive none, except for
-results of the first schema, which lack them (:mod:`pycil_wsc.results.earlier`).
+results of the first schema, which lack them (:mod:`pycil_wsc.results.old_schemas`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from functools import cached_property
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
+from pycil_wsc.config.options import BACKBONE_OPTION, CONSOLIDATED, KEYS
 from pycil_wsc.data.options import ALL, memory_keys
 from pycil_wsc.files import Json
 from pycil_wsc.keys import having
 
 NAMED = frozenset(name for name, key in KEYS.items() if key.identifies)  # in fields of an identity of their own
-# keys on which values of others depend; an adapter's learning rate goes with its rank, both of language models
-LEADING = (*having(KEYS, sets_defaults=True), "llm.lora_rank")
+LANGUAGE_LEADING = ("llm.lora_rank",)  # with which an adapter's learning rate goes
+LEADING = (*having(KEYS, sets_defaults=True), *LANGUAGE_LEADING)  # keys on which values of others depend
 OF_FIRST_TASK = sorted(name for name, key in KEYS.items() if key.like)
+_BY_PLACE = sorted((key.studied, name) for name, key in KEYS.items() if key.studied)
 # the keys that the paper's studies vary, with the values of the paper's method
-STUDIED: dict[str, Json] = {
-    name: KEYS[name].default
-    for name in ("wsc.importance", "wsc.reset", "wsc.reset_every", "wsc.average", "wsc.retain", "exemplars")
-}
+STUDIED: dict[str, Json] = {name: KEYS[name].default for _, name in _BY_PLACE}
 
 
 class Identity(BaseModel):
@@ -63,13 +61,17 @@ class Identity(BaseModel):
         return tuple(sorted((name, json.dumps(value)) for name, value in self.variant.items()))
 
 
-def image_identity(decisive: Mapping[str, Json], contents: Mapping[str, Json]) -> Identity:
-    """The identity of a class-incremental run, from the keys that decide the result and the result itself.
+def without_consolidation(method: str) -> str:
+    """The name of the method to which a consolidation was added, if one was: ``icarl+wsc`` -> ``icarl``."""
+    return method.removesuffix(CONSOLIDATED)
 
-    Of the ``contents``, the configuration, the precision and the numbers of images, classes and tasks are read.
+
+def image_identity(method: str, decisive: Mapping[str, Json], contents: Mapping[str, Json]) -> Identity:
+    """The identity of a class-incremental run of ``method``, from the keys that decide the result and the result.
+
+    Of its ``contents``, the configuration, the precision and the numbers of images, classes and tasks are read.
     """
     config = contents["config"]
-    consolidated = config.get("consolidate") and config["model_name"] != "wsc"
     unused, active = memory_keys(config["fixed_memory"])
     keeps_all = config["fixed_memory"] and config["memory_per_class"] == ALL
     values = {name: value for name, value in decisive.items() if name not in NAMED}
@@ -77,21 +79,23 @@ def image_identity(decisive: Mapping[str, Json], contents: Mapping[str, Json]) -
     values |= {unused: decisive[unused]} if unused in decisive else {}
     values |= {"precision": contents.get("precision") or decisive["precision"]}  # the one that "auto" selected
     values |= {"max_tasks": part_of(contents).get("max_tasks")}
-    own = {name for name in values if is_own(name)}
     return Identity(
-        method=config["model_name"] + "+wsc" * bool(consolidated),
+        method=method,
         memory=_images_per_class(contents) if keeps_all else config[active],
         seed=config["seed"],
         keeps_all=keeps_all,
-        shared={name: value for name, value in values.items() if name not in own},
-        own={name: value for name, value in values.items() if name in own},
+        shared={name: value for name, value in values.items() if not is_own(name)},
+        own={name: value for name, value in values.items() if is_own(name)},
     )
 
 
 def is_own(name: str) -> bool:
     """Whether a method chooses this key: its own options, those of the consolidation, and keys ``by_method``."""
-    own_option = name not in KEYS and not name.startswith(BACKBONE_OPTION)
-    return own_option or name.startswith("wsc.") or name in KEYS and KEYS[name].by_method
+    if name.startswith("wsc."):
+        return True
+    if name in KEYS:
+        return KEYS[name].by_method
+    return not name.startswith(BACKBONE_OPTION)
 
 
 def language_identity(decisive: Mapping[str, Json], config: Mapping[str, Json]) -> Identity:
@@ -111,7 +115,8 @@ def language_identity(decisive: Mapping[str, Json], config: Mapping[str, Json]) 
 
 def part_of(contents: Mapping[str, Json]) -> dict[str, Json]:
     """The keys that restrict a run to a part of its data. A ``max_tasks`` above the number of tasks does not."""
-    part = {name: value for name in having(KEYS, restricts=True) if (value := contents["config"].get(name))}
+    config = contents["config"]
+    part = {name: config[name] for name in having(KEYS, restricts=True) if config.get(name)}
     if part.get("max_tasks", 0) > len(contents["curve"]):
         del part["max_tasks"]
     return part
@@ -124,7 +129,9 @@ def distinguishing_keys(variants: Sequence[Mapping[str, Json]], skipped: Iterabl
     for name in in_order({name for variant in variants for name in variant} - set(skipped)):
         if len(set(parts)) == len(parts):  # no two are alike any more
             break
-        finer = [(*part, json.dumps(variant.get(name))) for part, variant in zip(parts, variants)]
+        finer = []
+        for part, variant in zip(parts, variants):
+            finer.append((*part, json.dumps(variant.get(name))))
         if len(set(finer)) > len(set(parts)):
             keys.append(name)
             parts = finer

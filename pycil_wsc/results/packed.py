@@ -50,12 +50,15 @@ def pack(runs: Path, file: Path) -> tuple[int, list[Problem]]:
     if not runs.is_dir():
         raise UserError(f"{runs}: is not a folder; give that of a sweep, runs/<prefix>")
     found = find_runs([runs])
-    own = [each for each in (*found.records, *found.language) if each.path is not None and each.path.name == RESULT]
-    if not own:
+    finished = []
+    for record in (*found.records, *found.language):
+        if record.path is not None and record.path.name == RESULT:
+            finished.append(record)
+    if not finished:
         raise UserError(f"{runs}: no finished run found; give the folder of a sweep, runs/<prefix>")
     with locked(file.parent):
         packed = {run.folder: run for run in lines(file)} if file.exists() else {}
-        for record in own:
+        for record in finished:
             assert record.path
             folder = record.path.parent.relative_to(runs).as_posix()
             prefix = str(record.config.get("prefix"))

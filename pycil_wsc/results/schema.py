@@ -18,8 +18,8 @@ from typing_extensions import NotRequired, TypedDict
 
 from pycil_wsc.errors import UnusableRun, one_line
 from pycil_wsc.files import Json
-from pycil_wsc.results.earlier import completed, up_to_date
 from pycil_wsc.results.identity import Identity
+from pycil_wsc.results.old_schemas import completed
 
 SCHEMA = 2  # increased when earlier versions would misread a result; schema 1 has no identity
 HUGE = 1e18  # larger numbers are rejected
@@ -114,6 +114,7 @@ class ImageResult(Result):
 
     ``curve``: accuracy on all classes seen, after each task. ``matrix``: row t has the accuracies on tasks 0..t after
     task t. ``confusion``: (classes, classes) test images by true class and prediction, in learning order.
+    ``expands``: whether the method's network grows with the tasks, or doubles.
     ``train_seconds_spent`` excludes a first task that another run had trained.
     """
 
@@ -133,6 +134,7 @@ class ImageResult(Result):
     train_loss: Curves | None = None
     train_accuracy: Json = None
     confusion: Lists | None = None
+    expands: bool | None = None
     train_seconds_spent: Number | None = None
     images_trained: Number
     train_flops: Json = None
@@ -239,12 +241,9 @@ def parse(contents: Json, path: Path | str = "result.json") -> tuple[Result, lis
         malformed = _malformed(declaration, error, contents, path)
         kept = {name: value for name, value in contents.items() if name not in malformed}
         result = declaration.model_validate(kept)
-    if schema == 1:
-        result = result.model_copy(update=completed(result.contents()))
-    elif result.identity is None:
+    if schema > 1 and result.identity is None:
         raise _of_another_version(path, "identity", "missing")
-    else:
-        result = result.model_copy(update={"identity": up_to_date(result.identity, result.kind)})
+    result = result.model_copy(update=completed(result.contents(), result.identity))
     return result, [f"'{name}' is not as expected; left out" for name in malformed]
 
 

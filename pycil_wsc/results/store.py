@@ -14,14 +14,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
 from pycil_wsc.files import Json, read_file, remove, write_json
 from pycil_wsc.results.identity import NAMED, STUDIED, Identity
-from pycil_wsc.results.schema import HUGE, LanguageResult, Result, parse
+from pycil_wsc.results.schema import HUGE, ImageResult, LanguageResult, Result, parse
 
 RESULT = "result.json"  # in a run's folder
 METRICS = "metrics.jsonl"  # a line per task
@@ -99,6 +99,11 @@ class Record:
         if isinstance(self.result, LanguageResult):
             return 100 * self.data["avg_score"]
         return self.data["avg_acc"]
+
+    @property
+    def expands(self) -> bool:
+        """Whether the method's network grows with the tasks, or doubles."""
+        return isinstance(self.result, ImageResult) and bool(self.result.expands)
 
     def analysed(self, name: str) -> list[dict[str, Json]]:
         """The records of one analysis, a dict per task; empty unless every task of the run has one."""
@@ -241,7 +246,8 @@ def _add(path: Path, found: Found) -> None:
         except OSError as error:
             found.problems.append((path, f"cannot be read ({_reason(error)})"))
             tasks = 0
-        found.unfinished.append((path.parent, f"{tasks} task{'s' * (tasks != 1)} done"))
+        done = "1 task done" if tasks == 1 else f"{tasks} tasks done"
+        found.unfinished.append((path.parent, done))
         return
     if path.suffix != ".json" or path.name == "config.json":
         return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pycil_wsc import registry
 from pycil_wsc.config.checks import remarks
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import DEFAULT, ClassIncrementalKeys, register_kind, run_folder
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
 from pycil_wsc.data.images.datasets import load_dataset
@@ -22,7 +22,6 @@ from pycil_wsc.keys import declared
 from pycil_wsc.networks.timm_models import data_config, is_timm
 from pycil_wsc.results.metrics import check_names
 from pycil_wsc.runs.checkpoint import CHECKPOINT
-from pycil_wsc.runs.kinds import Kind
 from pycil_wsc.runs.planning import check_backbone, plan_of, planned_images, planned_memory
 from pycil_wsc.runs.progress import Progress
 from pycil_wsc.runs.run import Run
@@ -34,7 +33,10 @@ OF_THE_DATA = sorted(declared(DataOptions).keys() - declared(MemoryOptions) | {"
 LATEST = 2  # data sets that are kept as configured: with validation_split, each has images of its own
 
 
-class ClassIncremental(Kind[Config, Dataset]):
+@register_kind(DEFAULT)
+class ClassIncremental(ClassIncrementalKeys[Dataset]):
+    """How runs are planned and executed; what their configurations are stands in the class that this one completes."""
+
     unit = "images"
     records = (CHECKPOINT, "metrics.jsonl", "analyses.jsonl", "weights.pt", "weights-task*.pt", "tensorboard", "wandb")
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from pycil_wsc.data.configured import bytes_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.learner import BaseLearner
-
-EXTRA = "_extra_state"  # torch's name for what a module's ``get_extra_state`` returns
+from pycil_wsc.training.learner_state import stored_of, without_exemplars
 
 
 def held(learner: BaseLearner, images: np.ndarray) -> dict[str, int] | None:
@@ -28,13 +27,9 @@ def held(learner: BaseLearner, images: np.ndarray) -> dict[str, int] | None:
         images: those of its whole training set: uint8 (N, H, W, 3), or (N,) paths.
     """
     state = learner.state_dict()
-    extra = dict(state[EXTRA])
-    extra.pop("memory")
-    values = extra.pop("stored")
-    modules = {name: value for name, value in state.items() if name != EXTRA}
     groups: dict[str, list[Tensor]] = defaultdict(list)  # by the names of the learner's attributes
     groups["network"] = []  # first: a copy of it is a further tensor
-    for name, value in [*modules.items(), *extra.items()]:
+    for name, value in without_exemplars(state):
         groups[name.partition(".")[0]] += _tensors(value)
     network, *further = _without_copies(groups.values())
     try:
@@ -45,7 +40,7 @@ def held(learner: BaseLearner, images: np.ndarray) -> dict[str, int] | None:
         "network": _size(network),
         "further": sum(map(_size, further)),
         "exemplars": exemplars,
-        "values": sum(each["values"].nbytes for each in values.values()),
+        "values": sum(rows["values"].nbytes for rows in stored_of(state).values()),
     }
 
 
@@ -66,10 +61,14 @@ def _without_copies(groups: Iterable[list[Tensor]]) -> list[list[Tensor]]:
     before: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = defaultdict(list)
     kept = []
     for group in groups:
-        own = {(tensor.data_ptr(), tensor.shape): tensor for tensor in group if tensor.numel()}
-        kept.append([tensor for tensor in own.values() if not _is_among(tensor, before[tensor.dtype, tensor.shape])])
-        for tensor in kept[-1]:
+        different = {(tensor.data_ptr(), tensor.shape): tensor for tensor in group if tensor.numel()}
+        new = []
+        for tensor in different.values():
+            if not _is_among(tensor, before[tensor.dtype, tensor.shape]):
+                new.append(tensor)
+        for tensor in new:  # only now: equal tensors within a group are several
             before[tensor.dtype, tensor.shape].append(tensor)
+        kept.append(new)
     return kept
 
 

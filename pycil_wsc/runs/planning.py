@@ -17,6 +17,7 @@ from pycil_wsc.seeding import derived_seed, restored
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import BaseLearner, configured_backbone, configured_memory
 from pycil_wsc.training.learner_config import LearnerConfig
+from pycil_wsc.training.learner_state import memory_of
 
 
 def planned_images(config: LearnerConfig, manager: TaskSequence) -> int:
@@ -46,7 +47,7 @@ def _plan_and_memory(
     plan: list[int] = []
     memory = configured_memory(config, learner.stored_bytes).counting()  # there is no network yet
     if start:
-        memory.load_state_dict(start["learner"]["_extra_state"]["memory"])
+        memory.load_state_dict(memory_of(start["learner"]))
         plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()
     for task in manager.tasks[len(plan) :]:
         if learner.needs_new_classes and not task.num_new:

@@ -35,9 +35,10 @@ def result_of(
     known = {"config": recorded, "precision": learner.precision.name, "curve": measures["curve"], "data": data}
     return ImageResult(
         config=recorded,
-        identity=image_identity(config.identity(), {**known, "class_names": class_names}),
+        identity=image_identity(config.method, config.identity(), {**known, "class_names": class_names}),
         tested_on="validation" if dataset.validation_share else "test",
         confusion=confusion,
+        expands=learner.expands,
         train_seconds=clock["train_seconds"],
         train_seconds_spent=clock["train_seconds"] - clock["saved_seconds"],
         total_seconds=clock["total_seconds"],

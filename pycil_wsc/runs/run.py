@@ -10,7 +10,7 @@ import torch
 
 from pycil_wsc.allocator import keep_freed_memory
 from pycil_wsc.config.checks import remarks
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.batches.loader import open_source
@@ -91,7 +91,7 @@ class Run(Monitor):
         """Train and test every task; returns the contents of ``result.json``.
 
         Raises:
-            UserError, UnusableRun, TrainingDiverged, WrongPlan: see :meth:`pycil_wsc.runs.kinds.Kind.execute`.
+            UserError, UnusableRun, TrainingDiverged, WrongPlan: see :meth:`pycil_wsc.config.kinds.Kind.execute`.
         """
         with threads(self.config.threads):
             self.learn()

@@ -77,6 +77,7 @@ class BaseLearner(nn.Module):
         needs_new_classes: whether it cannot learn a task that brings only new images of known classes.
         averages: whether it averages the weights itself, so that it cannot be consolidated.
         one_phase: whether each task trains one network in one phase, as consolidation requires.
+        expands: whether its network grows with the tasks, or doubles; the report marks it with †.
         consolidates: whether Weight Space Consolidation is a part of it.
         measures_quotas: whether the numbers of exemplars depend on the trained network, so that a run plans again.
         plain_first_task: whether the first task is plain cross-entropy, so that learners may share its trained weights.
@@ -95,6 +96,7 @@ class BaseLearner(nn.Module):
     needs_new_classes = False
     averages = False
     one_phase = True
+    expands = False
     consolidates = False
     measures_quotas = False
     plain_first_task = False

@@ -9,6 +9,8 @@ from pycil_wsc.keys import key
 from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.training.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
 
+CONSOLIDATED = "+wsc"  # ends the names of methods to which Weight Space Consolidation was added
+
 
 @dataclass(frozen=True)
 class LearnerOptions:
@@ -60,7 +62,7 @@ class LearnerOptions:
     @property
     def method(self) -> str:
         """The method's name in folder names and tables."""
-        return f"{self.model_name}+wsc" if self.consolidate else self.model_name
+        return self.model_name + CONSOLIDATED if self.consolidate else self.model_name
 
 
 Costs = dict[str, float | list[int] | list[int | None]]  # name -> cost of a run; a list has a number for each task

@@ -11,7 +11,7 @@ import pycil_wsc.llm.config  # noqa: F401  # with it, files of language models a
 from pycil_wsc import registry
 from pycil_wsc.classifier.store.settings import OF_EXPERIMENTS
 from pycil_wsc.config.dropped import DROPPED
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve, resolve_recorded
 from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError

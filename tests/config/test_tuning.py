@@ -15,7 +15,7 @@ from support.synthetic import HERE, lines_of
 import pycil_wsc
 from main import main
 from pycil_wsc import report
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split, load_dataset

@@ -17,7 +17,7 @@ import pytest
 from support.small_runs import results, without_measurements, write
 
 from main import main
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch import ray_cluster

@@ -11,7 +11,7 @@ import pytest
 from support import synthetic
 from support.small_runs import ROOT, Command, results, wait_until, write
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.launch.attempt import Datasets, Job, attempt
 from pycil_wsc.output import best_effort_output

@@ -8,7 +8,7 @@ from filelock import FileLock
 from support.small_runs import killed_at, results, write
 
 from main import main
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load
 from pycil_wsc.files import locked
 from pycil_wsc.launch import status

@@ -23,7 +23,7 @@ from support.small_runs import command, killed_at, results, wait_until, without_
 
 from main import main
 from pycil_wsc import registry
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.errors import Unwritable, UserError
 from pycil_wsc.launch import workers

@@ -12,7 +12,7 @@ from support.small_runs import killed_at, write
 from support.tokens import word_tokenizer
 
 from main import main
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.errors import TrainingDiverged, UnusableRun, UserError
 from pycil_wsc.llm.config import CHECKPOINT, KEYS, METHODS, resolve
 from pycil_wsc.llm.tokens import encode, encode_prompts, raw_frame

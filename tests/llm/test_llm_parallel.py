@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.llm.model import load_model
 from pycil_wsc.llm.trainer import LanguageRun
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main import main
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.llm.config import KEYS, METHODS
 from pycil_wsc.llm.generation import answers, stops_alone
@@ -316,7 +316,6 @@ WRONG = [
     ({"llm.tasks": [["../small/colours", "shapes"]]}, "llm.tasks: '../small/colours' is not a name"),
     ({"llm.tasks": [[os.path.abspath("colours"), "shapes"]]}, "colours' is not a name; give that of a folder"),
     ({"llm.tasks": [["", "shapes"]]}, "llm.tasks: '' is not a name"),
-    ({"llm.tasks": [["forgetting", "shapes"]]}, "llm.tasks: 'forgetting' is the name of another column of the report"),
     ({"llm.pool": "Lisa"}, "llm.pool to null"),
     ({"llm.data": "nowhere"}, "no such folder"),
 ]

@@ -13,7 +13,7 @@ from support.small_runs import run_of
 from torch import nn
 
 from pycil_wsc import registry
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError

@@ -12,7 +12,7 @@ from support.small_runs import killed_at, without_measurements, write
 import pycil_wsc
 from main import main
 from pycil_wsc import registry
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets

@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 
 import pycil_wsc
 from pycil_wsc import registry
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.state import load_state

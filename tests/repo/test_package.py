@@ -47,7 +47,8 @@ TWO = ["--config", "config.json", "--set", "model_name=[wsc,my_derpp]", "--worke
 FOR_PYCIL = {"model_name": "wsc", "init_cls": 2, "increment": 2, "memory_per_class": 5, "device": [-1], "seed": [1]}
 USE = """
 import itertools, runpy, sys
-from pycil_wsc.report import page, style
+from pycil_wsc.report import page
+from pycil_wsc.report.figures import style
 
 style.FORMATS = {"svg": {"Date": None}}  # Matplotlib writes the others, whatever the wheel has
 figures = page.figures
@@ -411,7 +412,7 @@ def test_what_registers_something_is_imported_before_the_first_run_of_several_wo
     code = """
 import importlib, sys
 from pycil_wsc import registry
-for name in ["pycil_wsc.launch.workers", "pycil_wsc.launch.kinds", *registry.own_modules()]:
+for name in ["pycil_wsc.launch.workers", *registry.own_modules()]:
     importlib.import_module(name)
 before = set(sys.modules)
 for each in vars(registry).values():

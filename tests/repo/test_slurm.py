@@ -8,7 +8,7 @@ import pytest
 from support.small_runs import Command, results, uncounted, write
 
 import pycil_wsc.report  # noqa: F401  once, before the forks
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.launch import attempt
 
 PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"

@@ -127,7 +127,7 @@ def test_nothing_is_said_of_tables_and_figures_that_nobody_asked_for(tmp_path, u
 
 def drawn(*results):
     """``{slug: axes}`` of the figures of some results of one setting."""
-    from pycil_wsc.report.figures import figures
+    from pycil_wsc.report.figures.plots import figures
 
     ((group,), _) = group_runs([Record.of(result) for result in results])
     return {plot.slug: plot.figure.axes for plot in figures(group)}
@@ -168,8 +168,8 @@ def test_the_figures_show_the_means_over_the_seeds():
 
 def test_confusion_matrices_of_runs_with_other_class_orders_are_averaged_by_class():
     """Two runs that confuse no classes but 3 with 0, learned in different orders."""
-    from pycil_wsc.report.maps import confusion_maps
-    from pycil_wsc.report.series import Series
+    from pycil_wsc.report.figures.heat_maps import confusion_maps
+    from pycil_wsc.report.figures.series import Series
 
     def axes_of(*results):
         ((group,), _) = group_runs([Record.of(result) for result in results])
@@ -213,7 +213,7 @@ def test_a_curve_is_a_mean_over_the_same_seeds_everywhere():
 
 @pytest.mark.parametrize("slug", ["training-loss", "dormant"])
 def test_the_notes_of_a_figure_count_the_runs_that_recorded_what_it_shows(slug):
-    from pycil_wsc.report.figures import figures
+    from pycil_wsc.report.figures.plots import figures
 
     records = [Record.of(synthetic.result("replay", 20, seed, classes=20)) for seed in range(5)]
     records[0].analyses.extend({"task": t, "share_new": 1.0, "dormant": {"share": 0.1}} for t in range(2))
@@ -230,8 +230,8 @@ def unit_of(text):
 
 def over_retain_rate(*results, spread="se"):
     """The figure of the retain rate of some results of one setting."""
-    from pycil_wsc.report.figures import retain_rates
-    from pycil_wsc.report.series import Series
+    from pycil_wsc.report.figures.plots import retain_rates
+    from pycil_wsc.report.figures.series import Series
 
     ((group,), _) = group_runs([Record.of(result) for result in results], Options(spread=spread))
     (plot,) = retain_rates(Series(group))
@@ -346,8 +346,8 @@ def test_methods_without_memory_stand_beside_those_of_a_single_memory_size():
 
 
 def test_of_many_memory_sizes_the_smallest_and_the_largest_have_maps_and_the_others_are_named():
-    from pycil_wsc.report.maps import matrix_maps
-    from pycil_wsc.report.series import Series
+    from pycil_wsc.report.figures.heat_maps import matrix_maps
+    from pycil_wsc.report.figures.series import Series
 
     results = [Record.of(synthetic.result("replay", memory, classes=20)) for memory in (20, 40, 60, 80, 1000)]
     plots = list(matrix_maps(Series(group_runs(results)[0][0])))
@@ -364,8 +364,8 @@ MANY = ("der", "foster", "memo", "finetune", "replay", "icarl", "bic", "wa", "jo
 
 def over_sizes(group):
     """The figures that another memory size changes: a panel for each, and the measures against it."""
-    from pycil_wsc.report.figures import draw_curve, over_memory
-    from pycil_wsc.report.series import SPECS, Series
+    from pycil_wsc.report.figures.plots import draw_curve, over_memory
+    from pycil_wsc.report.figures.series import SPECS, Series
 
     series = Series(group)
     yield from draw_curve(series, SPECS["curves"][0])
@@ -374,8 +374,8 @@ def over_sizes(group):
 
 @pytest.mark.parametrize("memories", [(20,), (20, 200)])
 def test_with_many_methods_and_long_names_every_text_lies_inside_the_canvas(memories):
-    from pycil_wsc.report.figures import figures
-    from pycil_wsc.report.style import drawing, stack
+    from pycil_wsc.report.figures.plots import figures
+    from pycil_wsc.report.figures.style import drawing, stack
 
     runs = [synthetic.result(name, memory, losses=1, classes=20) for name in MANY for memory in memories]
     runs += [synthetic.result("wa", 20, losses=1, classes=20, milestones=[i, i + 9, 150]) for i in (2, 3, 4)]
@@ -428,7 +428,7 @@ SIGHT = {  # Machado, Oliveira and Fernandes 2009, severity 1
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_the_colours_of_the_methods_are_told_apart_by_every_sight(sight):
-    from pycil_wsc.report.style import LOOKS
+    from pycil_wsc.report.figures.style import LOOKS
 
     own = {name: look for name, look in LOOKS["methods"].items() if "colour" in look}
     seen = {
@@ -441,9 +441,10 @@ def test_the_colours_of_the_methods_are_told_apart_by_every_sight(sight):
 
 
 def test_methods_that_expand_are_dashed_and_hollow():
-    from pycil_wsc.report.style import line_styles
+    from pycil_wsc.report.figures.style import line_styles
 
-    styles = line_styles({name: name for name in ("der", "foster", "memo", "replay", "wsc", "a method of one's own")})
+    names = ("der", "foster", "memo", "replay", "wsc", "a method of one's own")
+    styles = line_styles({name: name for name in names}, expanding={"der", "foster", "memo"})
     hollow = {name for name, style in styles.items() if style["markerfacecolor"] != style["color"]}
     dashed = {name for name, style in styles.items() if style["linestyle"] != "-"}
     assert hollow == dashed == {"der", "foster", "memo"}

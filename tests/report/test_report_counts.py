@@ -18,10 +18,10 @@ from pycil_wsc.data.options import ALL
 from pycil_wsc.errors import one_line
 from pycil_wsc.keys import Key, having
 from pycil_wsc.report import __main__ as command
-from pycil_wsc.report.figures import figures
+from pycil_wsc.report.figures.plots import figures
 from pycil_wsc.report.groups import Options, group_runs
+from pycil_wsc.report.tables.builders import console_text, tables
 from pycil_wsc.report.texts import dataset_names, method_name
-from pycil_wsc.report.views import console_text, tables
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
 from pycil_wsc.results.packed import lines
 
@@ -80,7 +80,7 @@ def test_the_report_takes_for_the_same_run_what_the_engine_does(method):
 def test_a_key_added_later_has_in_older_results_the_value_that_runs_had_then(monkeypatch):
     """For any default: the declaration decides."""
     added = Key("init_lr", float, 0.9, "", before=0.1)
-    monkeypatch.setattr("pycil_wsc.results.earlier.KEYS", {**KEYS, "init_lr": added})
+    monkeypatch.setattr("pycil_wsc.results.old_schemas.KEYS", {**KEYS, "init_lr": added})
     older, newer, changed = record(), record(init_lr=0.1), record(init_lr=0.9)
     assert [len(group.records) for group in group_runs([older, newer])[0]] == [1]
     assert sorted(names_of(group_runs([older, changed])[0][0]).values()) == [
@@ -540,7 +540,7 @@ HOSTILE = "npz:/a/\n\\input{/etc/passwd}\n<script>x</script>=1+1\x00\x1b[31m\ud8
 
 
 def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path, monkeypatch):
-    monkeypatch.setattr("pycil_wsc.report.style.FORMATS", {"svg": {"Date": None}})  # the others are no text
+    monkeypatch.setattr("pycil_wsc.report.figures.style.FORMATS", {"svg": {"Date": None}})  # the others are no text
     two = ("curves", "confusion-m20")  # which have the names of methods and of classes
     monkeypatch.setattr("pycil_wsc.report.page.figures", lambda group: (p for p in figures(group) if p.slug in two))
     runs = [

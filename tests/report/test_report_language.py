@@ -13,10 +13,10 @@ from support.odd_names import ODD
 from pycil_wsc import report
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.llm.config import METHODS
-from pycil_wsc.report.figures import figures
+from pycil_wsc.report.figures.plots import figures
+from pycil_wsc.report.figures.style import line_styles
 from pycil_wsc.report.groups import group_runs
-from pycil_wsc.report.style import line_styles
-from pycil_wsc.results import Record
+from pycil_wsc.results import Found, Record
 
 TASKS = ["C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten"]
 
@@ -78,6 +78,18 @@ def test_runs_with_adapters_are_named_by_their_rank_and_not_by_the_rate_that_goe
     (plot, *_) = figures(group)
     labels = " ".join(text.get_text() for text in plot.figure.findobj(Text))
     assert "llm.lora_rank=8" in labels and "llm.lr" not in labels
+
+
+def test_a_task_may_have_the_name_of_another_column_of_the_report(tmp_path):
+    tasks = ["forgetting", "average", "average (task)", "minutes", "overall", "name", "memory", "time", "value"]
+    report.write_report(tmp_path, out=tmp_path / "out", found=Found(language=[Record.of(made_up(tasks=tasks))]))
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "failed" not in page.lower()
+    (path,) = (tmp_path / "out" / "tables").glob("scores-trace-*.csv")
+    means = {column: float(row["mean"]) for (_, _, column), row in rows(path).items()}
+    shown = ["forgetting (task)", "average (task)", "average (task) (task)", "minutes (task)", *tasks[4:]]
+    assert [means[name] for name in shown] == pytest.approx([10 * number + 1 for number in range(1, 10)])
+    assert means["forgetting"] == pytest.approx(12.5)
 
 
 def test_no_two_methods_of_language_models_look_alike():
@@ -176,7 +188,7 @@ def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path, unrende
 
 
 def test_titles_of_panels_and_the_legend_do_not_overlap():
-    from pycil_wsc.report.style import drawing
+    from pycil_wsc.report.figures.style import drawing
 
     runs = [Record.of(made_up(method, ratio)) for method in ("finetune", "avg_offline") for ratio in (0.0, 0.2)]
     ((group,), _) = group_runs(runs)

@@ -5,11 +5,15 @@ import json
 import pytest
 from support.small_runs import results
 
+from pycil_wsc import registry
 from pycil_wsc.config.dropped import DROPPED
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.launch.command import main
+from pycil_wsc.report.studies import STUDIES
 from pycil_wsc.results import SCHEMA, Record, find_runs, read_result
-from pycil_wsc.results.earlier import LANGUAGE_INCIDENTAL
+from pycil_wsc.results.identity import STUDIED
+from pycil_wsc.results.old_schemas import EXPANDED, LANGUAGE_INCIDENTAL, _unused_memory
 
 
 def as_in_schema_1(contents):
@@ -53,3 +57,28 @@ def test_a_result_of_the_present_schema_without_an_identity_is_refused(undisturb
     _, result = undisturbed(model_name="replay")
     with pytest.raises(UnusableRun, match="'identity' is missing"):
         Record.of({name: value for name, value in result.items() if name != "identity"})
+
+
+@pytest.mark.parametrize("model_name, grows", [("der", True), ("replay", False)])
+def test_a_run_records_whether_its_network_grows_and_readers_know_it_of_earlier_results(model_name, grows, undisturbed):
+    _, result = undisturbed(model_name=model_name)
+    assert result["expands"] is grows
+    assert Record.of(result).expands is grows
+    before = {name: value for name, value in result.items() if name != "expands"}
+    assert Record.of(before).expands is grows
+    assert Record.of(result | {"expands": not grows}).expands is not grows, "the run decides, not a list of names"
+
+
+def test_what_readers_know_of_earlier_methods_is_what_the_methods_say_of_themselves():
+    assert {name for name, learner in registry.learners.items() if learner.expands} == EXPANDED
+    for name, learner in registry.learners.items():
+        for fixed_memory in (True, False):
+            config = resolve({"model_name": name, "fixed_memory": fixed_memory, "memory_size": 100})
+            unused, _ = config.memory_keys
+            assert (unused in _unused_memory(config.recorded())) == (unused not in learner.also_reads(config)), name
+
+
+def test_the_keys_of_the_papers_studies_are_those_that_the_tables_of_the_report_vary():
+    varied = [key for study in STUDIES for key in study.studied]
+    assert set(STUDIED) == set(varied)
+    assert list(STUDIED)[-1] == "exemplars", "which names of runs have last"

@@ -14,7 +14,7 @@ from support import fresh
 from support.small_runs import ROOT, command, killed_at, results, without_checkpoints, without_measurements
 
 from pycil_wsc import files, registry
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import Unwritable
 from pycil_wsc.keys import key
@@ -198,7 +198,7 @@ def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
     script = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.keys import key
 from pycil_wsc.runs import first_task

@@ -18,6 +18,7 @@ from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.held import held
 from pycil_wsc.runs.planning import plan_of
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.learner_state import memory_of, stored_of, without_exemplars
 
 # the network of the small runs: convolutions 3 -> 16 -> 32 -> 32, batch norms of 16, 32 and 32 channels, 128 features
 WEIGHTS = 9 * (3 * 16 + 16 * 32 + 32 * 32)
@@ -59,6 +60,17 @@ def test_the_bytes_that_a_method_holds_are_those_of_its_networks_statistics_exem
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["held"]["exemplars"] for line in lines] == [IMAGE * line["exemplars"] for line in lines]
     assert lines[-1]["held_bytes"] == result["held_bytes"]
+
+
+def test_the_parts_of_a_saved_learner_are_found_where_it_put_them(settings):
+    learner = run_of(settings | {"model_name": "derpp"}).learner
+    learner.stored.put("logits", np.arange(2), torch.ones(2, 3))
+    state = learner.state_dict()
+    assert memory_of(state) == learner.memory.state_dict()
+    assert stored_of(state)["logits"]["values"].tolist() == [[1.0] * 3] * 2
+    names = {name for name, _ in without_exemplars(state)}
+    tensors = {name for name, value in state.items() if torch.is_tensor(value)}
+    assert names == (tensors | learner.get_extra_state().keys()) - {"memory", "stored"}
 
 
 def learner_of(modules, extra, exemplars):

@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from main import main
 from pycil_wsc import registry
+from pycil_wsc.config.kinds import kinds
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.launch.kinds import KINDS
 from pycil_wsc.methods.growing.der import DER
 from pycil_wsc.methods.growing.foster import FOSTER
 from pycil_wsc.methods.replay.replay import Replay
@@ -50,7 +50,7 @@ def slow(monkeypatch, clock, cls, loss, seconds_per_image):
 
 def seconds_of(tmp_path, settings):
     (config,) = load(write(tmp_path, settings))
-    return KINDS["class_incremental"].measurer()(config, Datasets().of(config))
+    return kinds["class_incremental"].measurer()(config, Datasets().of(config))
 
 
 def test_the_estimate_is_each_phases_images_times_its_measured_seconds(settings, tmp_path, clock, monkeypatch):
@@ -158,7 +158,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(settings, tmp_path, capsys, m
             main(["--config", path, *arguments])
         assert stopped.value.code == 2 and capsys.readouterr().err.startswith("error: --measure ")
     with pytest.raises(UserError, match="--measure: training on tokens cannot be measured"):
-        KINDS["llm"].measurer()
+        kinds["llm"].measurer()
 
     def fail(*arguments):
         raise RuntimeError("out of\nmemory")

@@ -45,7 +45,7 @@ import pycil_wsc
 from main import main
 from pycil_wsc import files, registry, report, state
 from pycil_wsc import reproducibility as environment
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.tasks.tasks import tasks_of

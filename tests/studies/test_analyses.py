@@ -437,7 +437,7 @@ def test_seeds_whose_classes_differ_in_size_are_averaged_task_by_task(settings):
 
 
 def drawn(records):
-    from pycil_wsc.report.figures import figures
+    from pycil_wsc.report.figures.plots import figures
     from pycil_wsc.report.groups import group_runs
 
     return {plot.slug: plot.figure.axes for group in group_runs(records)[0] for plot in figures(group)}

@@ -20,6 +20,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from support import small_runs  # noqa: E402
 from support.methods import digits as digits  # noqa: E402
 from support.months import months as months  # noqa: E402
+from support.small_learners import january as january  # noqa: E402
+from support.small_learners import shelf as shelf  # noqa: E402
 from support.small_llm import small_settings  # noqa: E402
 from support.small_runs import SETTINGS, Undisturbed, small_data  # noqa: E402
 

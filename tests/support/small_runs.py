@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from main import main
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.launch.attempt import Datasets, execute
 from pycil_wsc.networks.backbones.cifar_resnet import stage

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from pycil_wsc import devices, registry
 from pycil_wsc.classifier.learner import Learner
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import kinds, run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation
 from pycil_wsc.data.batches.loader import ArraySource, DeviceSource, FolderSource
@@ -34,7 +34,6 @@ from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.launch.kinds import KINDS
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.plugins.pycil import Settings, consolidated
 from pycil_wsc.runs.device_check import rehearse
@@ -465,7 +464,7 @@ def test_a_language_model_learns_as_on_the_cpu(tmp_path):
     for device in ("cpu", "sim"):
         keys = {"device": device, "llm.method": "wsc", "llm.epochs": [1, 1], "save_weights": True}
         config = resolve(small_settings(tmp_path / device) | keys)
-        KINDS["llm"].execute(config, Datasets().of(config), lambda progress: None)
+        kinds["llm"].execute(config, Datasets().of(config), lambda progress: None)
         (file,) = run_folder(config).rglob("model.safetensors")
         weights[device] = load_file(file)
     assert len(weights["cpu"]) > 10 and weights["sim"].keys() == weights["cpu"].keys()

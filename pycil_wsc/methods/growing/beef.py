@@ -57,6 +57,7 @@ class BEEF(BaseLearner):
     epoch_keys = ("epochs", "fusion_epochs")
     own_schedules = ("fusion_epochs",)
     one_phase = False
+    expands = True
     sampling: Callable[..., Tensor]  # :meth:`sampled`, never compiled
     samples_drawn = 0  # batches of the task that were sampled, which address their noise
 

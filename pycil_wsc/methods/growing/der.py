@@ -26,6 +26,7 @@ class DER(BaseLearner):
         alpha_aux: float = key(1.0, "weight of the auxiliary head's loss", low=0, decides="later tasks")
 
     plain_first_task = True
+    expands = True
 
     def build(self) -> nn.Module:
         return ExpandingNet(self.new_backbone())

@@ -62,6 +62,7 @@ class FOSTER(BaseLearner):
     plain_first_task = True
     epoch_keys = ("epochs", "compression_epochs")
     one_phase = False
+    expands = True  # for the duration of a task
 
     def build(self) -> nn.Module:
         return ExpandingNet(self.new_backbone())

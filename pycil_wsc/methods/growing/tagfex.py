@@ -58,6 +58,8 @@ class TagFex(BaseLearner):
     def check_backbone(cls, backbone: nn.Module, config: object) -> None:
         stages_of(backbone)
 
+    expands = True
+
     def build(self) -> nn.Module:
         options = self.config.options
         side = self.train_source.info.image_size if self.train_source else 32

@@ -11,7 +11,7 @@ from support.small_runs import ROOT, killed_at, run_of, without_measurements
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
-from pycil_wsc.config.forms import run_folder
+from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, moment_score, recompute_batch_norm
 from pycil_wsc.errors import UserError

@@ -10,7 +10,7 @@ from pycil_wsc.errors import one_line
 from pycil_wsc.files import write_json
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import AVERAGE, Column, measured
-from pycil_wsc.report.tables import Table, aggregate
+from pycil_wsc.report.tables.table import Table, aggregate
 from pycil_wsc.report.texts import texts
 
 COLUMNS = (Column("best trial"), Column("median of the trials"), Column("worst trial"))
@@ -30,8 +30,10 @@ def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
         own = own.assign(keys=own["keys"].str.removeprefix(str(method)).str.strip())
         of_trial = own.groupby("keys", sort=False)[["memory", "seed"]]
         runs = {keys: set(trial.itertuples(index=False, name=None)) for keys, trial in of_trial}
-        counts = {tuple(sorted(each)): sum(each <= other for other in runs.values()) for each in runs.values()}
-        chosen = min(counts, key=lambda each: (-len(each) * counts[each], -len(each), each))
+        counts = {}  # of each trial's memory sizes and seeds: how many trials have all of them
+        for places in runs.values():
+            counts[tuple(sorted(places))] = len([other for other in runs.values() if places <= other])
+        chosen = min(counts, key=lambda places: (-len(places) * counts[places], -len(places), places))
         lines = own[["keys", "memory", "seed"]].itertuples(index=False)
         own = own.loc[[(memory, seed) in chosen and runs[keys] >= set(chosen) for keys, memory, seed in lines]]
         own = own.assign(value=own.groupby(["keys", "seed"])["value"].transform("mean"))  # over the memory sizes

@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from pycil_wsc.errors import one_line
-from pycil_wsc.report.curves import CURVES
+from pycil_wsc.report.figures.curves import CURVES
+from pycil_wsc.report.figures.heat_maps import confusion_maps, matrix_maps
+from pycil_wsc.report.figures.series import SPECS, Plot, Series, Spec
+from pycil_wsc.report.figures.style import PAGE, SURFACE, Style, legend, panels, wrapped
 from pycil_wsc.report.groups import Group
-from pycil_wsc.report.maps import confusion_maps, matrix_maps
 from pycil_wsc.report.rows import AVERAGE, measured, memory_text
-from pycil_wsc.report.series import SPECS, Plot, Series, Spec
 from pycil_wsc.report.studies import STUDIES, WITHOUT
-from pycil_wsc.report.style import PAGE, SURFACE, Style, legend, panels, wrapped
-from pycil_wsc.report.views import rest_of
+from pycil_wsc.report.tables.builders import rest_of
 from pycil_wsc.results import ALL
 
 MARKED = 25  # points of a curve with markers

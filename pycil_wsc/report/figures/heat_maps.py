@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pycil_wsc.errors import one_line
+from pycil_wsc.report.figures.series import SPECS, Plot, Series, Spec
+from pycil_wsc.report.figures.style import PAGE, arranged
 from pycil_wsc.report.rows import memory_text
-from pycil_wsc.report.series import SPECS, Plot, Series, Spec
-from pycil_wsc.report.style import PAGE, arranged
 from pycil_wsc.report.texts import texts
 from pycil_wsc.results import Record
 

@@ -25,8 +25,8 @@ def drift(record: Record) -> Lines:
 
 def _losses(record: Record) -> Points:
     """The training loss of each epoch; none for a method without training."""
-    found = record.data.get("train_loss") or []
-    return _in_tasks(found) if all(found) else {}
+    losses = record.data.get("train_loss") or []
+    return _in_tasks(losses) if all(losses) else {}
 
 
 def _drift_of_layers(record: Record) -> Points:
@@ -57,10 +57,10 @@ def _cosine(record: Record) -> Points:
 
 def _by_share(values: Iterable[tuple[float, float]]) -> Points:
     """The mean of the values with the same fraction of new data, by this fraction in percent."""
-    found: dict[float, list[float]] = {}
+    values_of: dict[float, list[float]] = {}
     for share, value in values:
-        found.setdefault(100 * share, []).append(value)
-    return {share: sum(each) / len(each) for share, each in found.items()}
+        values_of.setdefault(100 * share, []).append(value)
+    return {share: sum(same) / len(same) for share, same in values_of.items()}
 
 
 def _in_tasks(tasks: Iterable[Sequence[float]]) -> Points:

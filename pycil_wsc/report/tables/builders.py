@@ -25,9 +25,9 @@ from pycil_wsc.report.rows import (
 )
 from pycil_wsc.report.stats import apart, best, is_ahead
 from pycil_wsc.report.studies import STUDIES, Study
-from pycil_wsc.report.tables import PUBLISHED, Table, aggregate, seeds_of
+from pycil_wsc.report.tables.table import PUBLISHED, Table, aggregate, seeds_of
+from pycil_wsc.report.tables.trials import tuning
 from pycil_wsc.report.texts import method_rank, texts
-from pycil_wsc.report.trials import tuning
 from pycil_wsc.results import ALL
 from pycil_wsc.results.identity import distinguishing_keys
 

@@ -7,7 +7,7 @@ methods. Methods that expand have dashed lines and hollow markers.
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pycil_wsc.report.rows import expands
 from pycil_wsc.report.texts import data_file
+from pycil_wsc.results.identity import without_consolidation
 
 INK, SURFACE = "#24292f", "#fefefe"
 LOOKS = data_file("methods.json")
@@ -55,27 +55,32 @@ def arranged(count: int) -> tuple[int, int]:
     return rows, -(-count // rows)
 
 
-def line_styles(names: Mapping[str, str]) -> dict[str, Style]:
-    """``{name: keyword arguments of plot}`` for ``{name: method}``; a method's other variants are paler and dashed."""
+def line_styles(names: Mapping[str, str], expanding: Container[str] = ()) -> dict[str, Style]:
+    """``{name: keyword arguments of plot}`` for ``{name: method}``; a method's other variants are paler and dashed.
+
+    ``expanding``: the methods that expand.
+    """
     looks = {method: look for method, look in LOOKS["methods"].items() if "marker" in look}
     further = 0  # methods without a look of their own
     seen: dict[str, int] = {}
     styles: dict[str, Style] = {}
     for name, method in names.items():
-        base = method.removesuffix("+wsc")
+        base = without_consolidation(method)
         if base not in looks:
             looks[base] = LOOKS["further"][further % len(LOOKS["further"])]
             further += 1
-        variant = seen[method] = seen.get(method, -1) + 1
+        variant = seen.get(method, 0)  # 0 for the first name of a method
+        seen[method] = variant + 1
+        expands = method in expanding
         pale = (0, 0.38, 0.62)[variant % 3]
         red, green, blue = (c + (1 - c) * pale for c in to_rgb(looks[base]["colour"]))
         colour = to_hex((red, green, blue))
-        dashes: object = (0, (4, 2)) if expands(method) else "-" if variant == 0 else (0, (1, 1.2))
+        dashes: object = (0, (4, 2)) if expands else "-" if variant == 0 else (0, (1, 1.2))
         styles[name] = {
             "color": colour,
             "marker": looks[base]["marker"],
             "linestyle": dashes if method == base else (0, (6, 1.5, 1, 1.5)),
-            "markerfacecolor": SURFACE if expands(method) else colour,
+            "markerfacecolor": SURFACE if expands else colour,
             "markeredgecolor": colour if method == base else INK,
         }
         styles[name] |= {"linewidth": 2.1, "markersize": 7, "zorder": 3} if base == "wsc" else {}

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
+from pycil_wsc.report.figures.style import line_styles
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rows import MEASURES, TRAINING, measured, memory_text, scores
-from pycil_wsc.report.style import line_styles
 from pycil_wsc.report.texts import data_file, texts
 
 MOST = 16  # lines in a figure that a reader can still distinguish
@@ -18,7 +18,7 @@ UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
 class Spec(NamedTuple):
     """What a figure or a panel shows: a column of the rows, or what runs recorded. ``figures.json`` declares them."""
 
-    slug: str  # of the figure, and of its curve in ``results.curves``
+    slug: str  # of the figure, and of its curve in ``curves``
     title: str
     axes: tuple[str, str]  # with the series' unit of time in the place of {}
     column: str = ""
@@ -63,11 +63,14 @@ class Series:
         self.rows = rows.loc[rows["name"].isin(ranked[:MOST])].copy()
         self.memories: list[float] = sorted(self.rows["memory"].unique())
         methods = dict(zip(self.rows["name"], self.rows["learner"]))
-        self.styles = line_styles(methods)
+        expanding = set(self.rows.loc[self.rows["expands"], "learner"])
+        self.styles = line_styles(methods, expanding)
         self.labels = {name: group.shown(name) for name in methods}
         columns = scores(group.tasks) + MEASURES["use"] if group.tasks else MEASURES["accuracy"] + MEASURES["cost"]
+        drawn = {spec.column for specs in SPECS.values() for spec in specs}
         for column in columns:
-            self.rows[column.label] = measured(self.rows, column)
+            if column.label in drawn:  # others, such as a task's name, might be that of another column of the rows
+                self.rows[column.label] = measured(self.rows, column)
         seconds = pd.Series(measured(self.rows, TRAINING), self.rows.index)
         self.unit = "hours" if seconds.max() >= 36_000 else "minutes" if seconds.max() >= 180 else "seconds"
         self.rows["time"] = seconds / UNITS[self.unit]
