@@ -316,7 +316,8 @@ def _runs_of(table: pd.DataFrame, claim: Claim, side: str) -> pd.DataFrame:
 
 def _least(runs: pd.DataFrame) -> float:
     """The training accuracy of the rows, means over seeds, that is the lowest; NaN if none has one."""
-    return float(runs.groupby(["row", "share"])["trained"].mean().min())
+    means = runs.groupby(["row", "share"])["trained"].mean().to_numpy(float)
+    return float(means.min()) if len(means) else float("nan")
 
 
 def of_resets(claim: Claim) -> bool:

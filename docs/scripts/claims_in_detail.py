@@ -225,7 +225,7 @@ def of_wa(table: pd.DataFrame) -> str:
     wide, rows = by_seed(table, "average"), []
     runs = pd.read_csv(WA_ALIGNMENT).assign(ratio=lambda lines: lines["old_norm"] / lines["new_norm"])
     for memory, lines in runs.groupby("memory_per_class"):
-        share = 4 * memory
+        share = 4 * int(str(memory))
         if not {f"wa@{share}", f"replay@{share}"} <= set(wide):
             return ""
         without = lines.groupby("seed")["accuracy"].mean()

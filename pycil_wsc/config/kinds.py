@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pycil_wsc.config import completion, pycil
 from pycil_wsc.config.options import KEYS, Config
@@ -138,7 +138,7 @@ def register_kind(name: str) -> Callable[[K], K]:
     """
 
     def decorate(cls: K) -> K:
-        kinds[name] = cls()
+        kinds[name] = cast("Kind[Any, Any]", cls())
         return cls
 
     return decorate
