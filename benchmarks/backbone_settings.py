@@ -1,6 +1,6 @@
 """A backbone's training step under each setting that costs time or memory: images per second, and peak memory.
 
-    python benchmarks/backbone_settings.py --out results/backbone-settings-cpu.json
+    python benchmarks/backbone_settings.py --out results/benchmarks/backbone_settings/backbone-settings-cpu.json
     python benchmarks/backbone_settings.py --backbone timm:resnet18 --image-size 224 --batch-size 64
 
 Replay's step on one batch of random images, from random weights. *Default* is channels-last in fp32 without gradient

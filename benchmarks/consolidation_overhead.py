@@ -1,6 +1,7 @@
 """Time and memory of a training step with the consolidation, relative to the same loop without it, in one process.
 
-    python benchmarks/consolidation_overhead.py --out results/consolidation-overhead-cpu.json
+    python benchmarks/consolidation_overhead.py \\
+        --out results/benchmarks/consolidation_overhead/consolidation-overhead-cpu.json
 
 For each optimiser, two copies of a network train on the same batch, one with the consolidation and one without, in
 alternating steps. The optimiser's step, which contains all of the consolidation, is timed separately. The forward and

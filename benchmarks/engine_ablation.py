@@ -1,6 +1,6 @@
 """Ablation of the engine: images per second of the full engine, and with one of its optimisations removed.
 
-    python benchmarks/engine_ablation.py --out results/engine-ablation-cpu.json
+    python benchmarks/engine_ablation.py --out results/benchmarks/engine_ablation/engine-ablation-cpu.json
     python benchmarks/engine_ablation.py --shape imagenet --images 512 --parts whole memory
 
 Each variant runs in a process of its own: ``--epochs`` epochs of warm-up, then as many that are timed. The variants

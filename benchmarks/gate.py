@@ -1,7 +1,7 @@
 """How often the gate keeps good updates and rejects bad ones, over draws of the photographs that it compares on.
 
     python benchmarks/gate.py --data data/tinyimagenet100 \\
-        --weights data/models/efficientnet_lite0.safetensors --out results/gate-cpu.json
+        --weights data/models/efficientnet_lite0.safetensors --out results/benchmarks/gate/gate-cpu.json
 
 ``--data``: ``{train,val}/<class>/*.JPEG``; ``--weights``: EfficientNet-Lite0, under timm's names. SLDA knows ten of the
 classes, drawn by the seed, from five photographs each. Each update begins from this learner:

@@ -1,6 +1,6 @@
 """Start of a run on a folder of ImageNet-100's size, made of small JPEG files: seconds and memory.
 
-    python benchmarks/image_folder.py --out results/image-folder-cpu.json
+    python benchmarks/image_folder.py --out results/benchmarks/image_folder/image-folder-cpu.json
     python benchmarks/image_folder.py --images 2600 --caches false memory
 
 The folder has ``--images`` training files in 100 classes and one validation file for 26 of them. Of each class one

@@ -1,6 +1,7 @@
 """A classifier of photographs kept up to date for four months, against full retraining every month.
 
-    python benchmarks/keep_up_to_date.py --data data/tinyimagenet100 --out results/keep-up-to-date-cpu.json
+    python benchmarks/keep_up_to_date.py --data data/tinyimagenet100 \\
+        --out results/benchmarks/keep_up_to_date/keep-up-to-date-cpu.json
 
 ``--data``: ``{train,val}/<class>/*.JPEG``. January has 8 classes with 60 images each; each later month 4 new classes
 with 100; March also has 40 new images of each of January's classes. After each month the learner is tested on the

@@ -1,7 +1,7 @@
 """Cost of training a language model: tokens per second, fraction of the device's peak, peak memory; methods compared.
 
     python benchmarks/language_model.py --methods replay wsc slerp magmax --peak 989e12 --out
-    results/language-model-gpu.json
+    results/benchmarks/language_model/language-model-gpu.json
 
 A Llama of the given sizes (default: those of Llama-3.2-1B) with random weights learns one task of random tokens:
 ``--steps`` optimiser steps of ``--items`` sequences. The methods alternate, ``--repeats`` times. All steps count as

@@ -1,7 +1,8 @@
 """Ten monthly updates of a classifier on a pre-trained backbone, by methods with and without training steps.
 
     python benchmarks/monthly_updates.py --data data/tinyimagenet100 \\
-        --weights data/models/efficientnet_lite0.safetensors --out results/monthly-updates-cpu.json
+        --weights data/models/efficientnet_lite0.safetensors \\
+        --out results/benchmarks/monthly_updates/monthly-updates-cpu.json
 
 ``--data``: ``{train,val}/<class>/*.JPEG``; ``--weights``: EfficientNet-Lite0, under timm's names. Each of ten months
 brings ten new classes: the 100 classes of ``--data``, ordered by the seed. After each month the classifier is tested on

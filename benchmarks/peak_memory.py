@@ -1,6 +1,6 @@
 """Peak memory of a training step besides the weights, by method and task.
 
-    python benchmarks/peak_memory.py --out results/peak-memory-cpu.json
+    python benchmarks/peak_memory.py --out results/benchmarks/peak_memory/peak-memory-cpu.json
 
 Each phase of each task is replaced by four steps on a batch of random CIFAR-shaped images. The peak includes the batch,
 activations, gradients, the optimiser's state and, for WSC, the previous weights, the moments and the average. On the

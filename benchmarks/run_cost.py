@@ -1,6 +1,6 @@
 """Breakdown of a task's time: training, end of training, exemplar selection, tests, checkpoints; methods compared.
 
-    python benchmarks/run_cost.py --methods replay wsc --out results/run-cost-cpu.json
+    python benchmarks/run_cost.py --methods replay wsc --out results/benchmarks/run_cost/run-cost-cpu.json
     python benchmarks/run_cost.py --shape small --width 8 --batch-size 16 --increment 5 --tasks 10 --images 25
 
 Whole runs on random CIFAR-shaped images (100 test images per class). The methods alternate, ``--repeats`` times. Each

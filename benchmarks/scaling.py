@@ -1,6 +1,6 @@
 """Images per second of one run in several processes (gloo, one thread each), and in one process with several threads.
 
-    python benchmarks/scaling.py --out results/scaling-cpu.json
+    python benchmarks/scaling.py --out results/benchmarks/scaling/scaling-cpu.json
     python benchmarks/scaling.py --shapes cifar --processes 1 2 --threads 2 --steps 2
 
 Each process trains Replay's first task on its part of one fixed batch of random images. *alone* is the same step

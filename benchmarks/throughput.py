@@ -1,6 +1,6 @@
 """Images per second of the engine, of the bare training step and of a plain PyCIL-like loop, in one process.
 
-    python benchmarks/throughput.py --out results/throughput-cpu.json
+    python benchmarks/throughput.py --out results/benchmarks/throughput/throughput-cpu.json
     python benchmarks/throughput.py --methods replay der foster memo --tasks 6
     python benchmarks/throughput.py --shape small --width 8 --batch-size 16
     python benchmarks/throughput.py --shape imagenet --images 512 --cache-images

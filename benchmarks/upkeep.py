@@ -1,6 +1,6 @@
 """What keeping a classifier up to date costs, and how often its calibration, its gate and its test of shift err.
 
-    python benchmarks/upkeep.py --data npz:data/cifar100.npz --out results/upkeep-cpu.json
+    python benchmarks/upkeep.py --data npz:data/cifar100.npz --out results/benchmarks/upkeep/upkeep-cpu.json
     python benchmarks/upkeep.py --method ranpac --backbone timm:efficientnet_lite0 --pool 200 \\
         --keys '{"pretrained": "data/models/efficientnet_lite0.safetensors", "image_size": 96, "projection": 2000}'
 

@@ -1,6 +1,6 @@
 """The study for plentiful memory: each method's value, chosen by its trials; the table and figure of docs/abundant.md.
 
-python docs/scripts/abundant.py    # writes the chosen values into exps/abundant.json
+python docs/scripts/abundant.py    # writes the chosen values into exps/studies/abundant.json
 """
 
 import functools
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
-RECORDS = ROOT / "results" / "abundant"
-TRIALS, STUDY = ROOT / "exps" / "abundant_tune.json", ROOT / "exps" / "abundant.json"
+RECORDS = ROOT / "results" / "studies" / "abundant"
+TRIALS, STUDY = ROOT / "exps" / "studies" / "abundant_tune.json", ROOT / "exps" / "studies" / "abundant.json"
 SIZES = {1: "4 %", 10: "40 %", 25: "100 %"}  # exemplars per class, of 25 images
 RESETS = {"shrink_perturb": "Shrink and perturb", "continual_backprop": "Continual backprop"}
 WITHOUT_MEMORY = ("LwF", "EWC", "SI", "MAS")  # far below the others: not in the figure
@@ -44,7 +44,7 @@ class Difference(NamedTuple):
 
 @functools.cache
 def packed(name: str) -> list[Run]:
-    """The results in results/abundant/``name``.jsonl.xz, which `python -m pycil_wsc.results pack` has written."""
+    """The results in the packed file ``name`` of results/studies/abundant."""
     path = RECORDS / f"{name}.jsonl.xz"
     if not path.exists():
         return []

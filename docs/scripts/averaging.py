@@ -1,4 +1,5 @@
-"""The table of docs/wsc.md on averages: gains over Replay on held-out images, of the runs of exps/night/averaging.json.
+"""The table of docs/wsc.md on averages: gains over Replay on held-out images, of the runs of averaging.json in
+exps/studies/night.
 
 python docs/scripts/generate.py
 """
@@ -15,13 +16,13 @@ from pycil_wsc.report.stats import reach  # noqa: E402
 from pycil_wsc.results import Record  # noqa: E402
 from pycil_wsc.results.packed import lines  # noqa: E402
 
-RUNS = ROOT / "results" / "night" / "averaging.jsonl.xz"
+RUNS = ROOT / "results" / "studies" / "night" / "averaging.jsonl.xz"
 IMAGES = 25  # of each class
 SETTINGS = {  # the rows, by `wsc.average_count` and `wsc.average_lr`
     ("late", 0.1): "late samples weigh more, constant rate (the default)",
     ("since_reset", 0.1): "plain mean every 5 of 70 epochs, constant rate (`exps/wsc.json`)",
     ("late", None): "late samples weigh more, step decay",
-    ("absolute", None): "the paper's text, step decay (`exps/wsc_literal.json`)",
+    ("absolute", None): "the paper's text, step decay (`exps/paper/wsc_literal.json`)",
 }
 DEFAULT, PLAIN = list(SETTINGS.values())[:2]
 REPLAY = "replay"

@@ -1,4 +1,6 @@
-"""What the runs of exps/night say about a claim of the paper: a table of runs, paired differences, their intervals."""
+"""What the runs of exps/studies/night say about a claim of the paper: a table of runs, paired differences, and their
+intervals.
+"""
 
 import functools
 import sys
@@ -25,7 +27,7 @@ from pycil_wsc.results import Record  # noqa: E402
 from pycil_wsc.results.identity import STUDIED  # noqa: E402
 from pycil_wsc.results.packed import lines  # noqa: E402
 
-RUNS = ROOT / "results" / "night" / "runs.jsonl.xz"
+RUNS = ROOT / "results" / "studies" / "night" / "runs.jsonl.xz"
 SEEDS = 5
 SHARES = (4, 8, 16, 20, 40, 60, 80, 100)  # of a class's images that the memory keeps, in percent
 THREE = (4, 40, 100)  # those of the studies of WSC

@@ -1,4 +1,5 @@
-"""Write docs/claims.md, its figure and docs/claims_in_detail.md: the paper's claims beside the runs of exps/night.
+"""Write docs/claims.md, its figure and docs/claims_in_detail.md: the paper's claims beside the runs of
+exps/studies/night.
 
 python docs/scripts/claims.py
 """
@@ -207,7 +208,7 @@ This page says which of the paper's claims hold in a protocol that is small enou
 ## Check one claim in ten minutes
 
 ```bash
-python main.py --config exps/night/ablation.json --set memory_per_class=1 --workers 2
+python main.py --config exps/studies/night/ablation.json --set memory_per_class=1 --workers 2
 ```
 
 Replay, WSC, averaging alone and the reset alone train with one exemplar per class and five seeds. The 20 runs take

@@ -30,7 +30,7 @@ from pycil_wsc.results import Record
 
 PAGE = ROOT / "docs" / "claims_in_detail.md"
 ESTIMATE = 1015, 24.8  # all runs, and the hours of two cores that they take by `--dry-run --measure`, on an AMD EPYC
-WA_ALIGNMENT = ROOT / "results" / "night" / "wa_alignment.csv"
+WA_ALIGNMENT = ROOT / "results" / "studies" / "night" / "wa_alignment.csv"
 TRAINED = ["replay", "joint", "joint in Replay's schedule"]
 R = ("replay",)
 REPLAY = Claim("Replay's average accuracy", [R], [])
@@ -99,7 +99,7 @@ MEASURES = """\
 - *BiC* holds out a tenth of the exemplars, at least one of two (`validation`). *FOSTER*'s class weights (`beta1`,
   `beta2`) count each image twenty times. *Continual backprop* has a higher rate and a lower maturity.
 - These three were adapted after their first runs on the test images. With 4 % of the images,
-  [BiC and FOSTER had been 2.9 and 6.1 points lower](../results/night/README.md).
+  [BiC and FOSTER had been 2.9 and 6.1 points lower](../results/studies/night/README.md).
 - *Twenty tasks* have two classes each, 40 in all. The ten tasks have 50.
 
 """
@@ -117,7 +117,7 @@ The difference from Replay with the same memory, in the paper and ours, as above
 OF_WA = """\
 WA gains nothing here. It scales the head's rows of new classes to the mean norm of the old ones, which are usually
 shorter. After the few steps of this protocol they are not, and the scaling favours the new classes
-([record](../results/night/wa_alignment.csv), `python docs/scripts/wa_alignment.py`):
+([record](../results/studies/night/wa_alignment.csv), `python results/studies/night/wa_alignment.py`):
 
 """
 IN_OTHER_SETTINGS = """\
@@ -131,7 +131,7 @@ AT_REPLAYS_OPERATIONS = """\
 ## At Replay's operations
 
 The difference from Replay with the same memory: in the method's own schedule, with its cost over Replay's in brackets,
-and in one so short that it costs what Replay's does (`exps/night/equal_operations.json`).
+and in one so short that it costs what Replay's does (`exps/studies/night/equal_operations.json`).
 """
 RETAIN_RATES = """\
 ## Retain rates
@@ -247,7 +247,7 @@ def of_bic(found: Sequence[Record]) -> str:
         "BiC's bias correction does harm here. It is learned from one or two held-out images of each class. "
         f"In {lost:.0f} % of the tasks after the first, with 8 % of the images or more, no test image of the "
         "newest classes is recognised after it. With 8, 16 and 20 % BiC is 2.0, 2.7 and 2.7 points better "
-        "[without it](../results/night/README.md)."
+        "[without it](../results/studies/night/README.md)."
     )
     return f"\n{fill(text, 120)}\n"
 

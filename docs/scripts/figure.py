@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib
 
-RECORDS = Path(__file__).parent.parent.parent / "results" / "cifar100_short_all"
+RECORDS = Path(__file__).parent.parent.parent / "results" / "studies" / "cifar100_short_all"
 NAMES = {"replay": "Replay", "icarl": "iCaRL", "bic": "BiC", "wa": "WA", "der": "DER", "foster": "FOSTER"}
 NAMES |= {"finetune": "Finetune", "memo": "MEMO", "joint": "Retraining", "wsc": "WSC"}
 TRIALS = RECORDS.parent / "short_tasks" / "digits_test.csv"

@@ -91,7 +91,7 @@ def page(name):
 
 
 def recorded(name):
-    """The Markdown table of the record results/``name``.json, or of the runs in the folder of that name."""
+    """The Markdown table of a benchmark's record, or of the runs in the folder results/studies/``name``."""
     import abundant  # beside this file, as are
     import averaging
     import imagenet100

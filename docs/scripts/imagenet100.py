@@ -1,4 +1,4 @@
-"""The table of docs/paper.md on ImageNet-100: accuracies of the runs of exps/night/imagenet100.json.
+"""The table of docs/paper.md on ImageNet-100: accuracies of the runs of exps/studies/night/imagenet100.json.
 
 python docs/scripts/generate.py
 """
@@ -18,8 +18,8 @@ from pycil_wsc.config.loading import load  # noqa: E402
 from pycil_wsc.results import Record  # noqa: E402
 from pycil_wsc.results.packed import lines  # noqa: E402
 
-RUNS = ROOT / "results" / "night" / "imagenet100.jsonl.xz"
-CONFIG = ROOT / "exps" / "night" / "imagenet100.json"
+RUNS = ROOT / "results" / "studies" / "night" / "imagenet100.jsonl.xz"
+CONFIG = ROOT / "exps" / "studies" / "night" / "imagenet100.json"
 
 
 def rows() -> list[tuple[str, ...]]:

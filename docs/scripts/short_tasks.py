@@ -1,4 +1,4 @@
-"""The table of docs/wsc.md on short tasks: gains over Replay in seven training loops, of results/short_tasks.
+"""The table of docs/wsc.md on short tasks: gains over Replay in seven training loops, of results/studies/short_tasks.
 
 python docs/scripts/generate.py
 """

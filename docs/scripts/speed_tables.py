@@ -1,11 +1,11 @@
-"""The generated tables of docs/speed.md, from their records in results/."""
+"""The generated tables of docs/speed.md, from their records in results/benchmarks/."""
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent.parent / "results"
+RECORDS = Path(__file__).parent.parent.parent / "results" / "benchmarks"
 NAMES = {"cifar": "CIFAR, ResNet-32", "imagenet": "ImageNet, ResNet-18"}
 PARTS = ("imports", "listing", "fingerprint", "cache", "step")
 Rows = list[tuple[str, ...]]
@@ -132,6 +132,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, ...]]]] = {
 
 
 def rows(name: str) -> Rows:
-    """The table of results/``name``.json; empty if there is no such record."""
-    path = RESULTS / f"{name}.json"
+    """The table of the record ``name``, in the folder of its script; empty if there is no such record."""
+    script = name.removesuffix("-cpu").replace("-", "_")
+    path = RECORDS / script / f"{name}.json"
     return list(TABLES[name](json.loads(path.read_text(encoding="utf-8")))) if path.exists() else []

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent.parent / "results"
+STUDIES = Path(__file__).parent.parent.parent / "results" / "studies"
 METHODS = ("zero_shot", "finetune", "replay", "slerp", "avg_online", "avg_offline", "task_arithmetic", "magmax", "wsc")
 
 
 def records(folder: str) -> list[dict[str, Any]]:
-    """The results in results/``folder``: full training before LoRA, methods in the paper's order, then seeds."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS / folder).glob("*.json")]
+    """The results of the study ``folder``: full training before LoRA, methods in the paper's order, then seeds."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (STUDIES / folder).glob("*.json")]
 
     def order(record: dict[str, Any]) -> tuple[Any, ...]:
         config, method = record["config"], METHODS.index(record["config"]["llm.method"])

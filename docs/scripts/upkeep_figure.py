@@ -6,7 +6,7 @@ from pathlib import Path
 
 from figure import OTHER, TEXT, WSC, pyplot, save
 
-RESULTS = Path(__file__).parent.parent.parent / "results"
+RECORDS = Path(__file__).parent.parent.parent / "results" / "benchmarks"
 UPDATES = {"more photographs": "more images,\nnew class", "new class only": "new class\nalone"}
 UPDATES |= {"wrong labels": "wrong\nnames"}
 SHIFTS = {"none": "no shift", "noise of 15 of 255": "noise", "brightness x 0.8": "0.8 of the\nbrightness"}
@@ -14,8 +14,8 @@ SHIFTS = {"none": "no shift", "noise of 15 of 255": "noise", "brightness x 0.8":
 
 def errors():
     """The numbers of the three panels, with their numbers of draws."""
-    upkeep = json.loads((RESULTS / "upkeep-cpu.json").read_text())
-    gate = json.loads((RESULTS / "gate-cpu.json").read_text())
+    upkeep = json.loads((RECORDS / "upkeep" / "upkeep-cpu.json").read_text())
+    gate = json.loads((RECORDS / "gate" / "gate-cpu.json").read_text())
     calibration = {name: upkeep["calibration"][name] for name in ("before", "after", "draws")}
     kept = {}
     for update in UPDATES:

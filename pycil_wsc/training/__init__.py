@@ -1,7 +1,7 @@
 """How a learner learns a task, whatever its method. To read a step, begin with :mod:`.loop`.
 
 * :mod:`.learner`: what a method overrides, and how a task is learned
-* :mod:`.loop`: the phases, epochs and steps of a task; :mod:`.phase`: what a method declares of a phase, and how it runs
+* :mod:`.loop`: the phases, epochs and steps of a task; :mod:`.phase`: what a method declares of a phase, and its run
 * :mod:`.batches`, :mod:`.outputs`, :mod:`.over`, :mod:`.precision`: the four objects that hooks use
 * :mod:`.step`: the forward and backward pass of a step, and what it costs
 * :mod:`.options`, :mod:`.learner_config`: the keys of training and those that all learners read

@@ -22,6 +22,8 @@ from pycil_wsc.training.learner import configured_backbone
 from utils.factory import OF_WHOLE_RUNS
 
 ROOT = Path(__file__).parents[2]
+EXPS = ROOT / "exps"
+SHIPPED = sorted({*EXPS.rglob("*.json")} - {*(EXPS / "data").rglob("*.json")})
 
 STOCK_REPLAY = {
     "prefix": "reproduce",
@@ -592,7 +594,7 @@ def test_a_missing_file_is_named(tmp_path):
         load(tmp_path / "nowhere.json")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "exps").glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(EXPS).as_posix())
 def test_every_shipped_experiment_loads(path):
     if "timm:" in path.read_text():
         pytest.importorskip("timm")
@@ -697,27 +699,28 @@ FINISHED = {
 
 @pytest.mark.parametrize("name", FINISHED)
 def test_finished_runs_keep_their_folders(name):
-    path = ROOT / "results" / f"{name}.json"
+    path = ROOT / "results" / "studies" / f"{name}.json"
     config = resolve_recorded(json.loads(path.read_text())["config"], path)
     assert "/".join(run_folder(config).parts[-3:]) == FINISHED[name]
 
 
 FOLDERS = {  # of files in exps: the folder of the last of their runs, seeds outermost
-    "cifar100_paper_schedule": "cifar100-b10-inc10/foster/m20/seed1993-d184ccb7",
-    "imagenet100_wsc": "imagenet100-b10-inc10/wsc/m600/seed1997-ae21e5be",
-    "trace_smollm2": "trace-500-data-models-SmolLM2-135M-Instruct/magmax/r0.2/seed1234-d6170e8c",
-    "wsc_literal": "cifar100-b10-inc10/wsc/m500/seed1997-3611126a",
-    "tune_wsc": "cifar100-b10-inc10/wsc/m200/seed1993-3f4e9b2b",
-    "table_importance": "cifar100-b10-inc10/wsc/m500/seed1997-72eba329",
-    "table_reset_rule": "cifar100-b10-inc10/wsc/m500/seed1997-eb51d2a9",
-    "figure_retain": "cifar100-b10-inc10/wsc/m500/seed1997-1474f063",
+    "paper/cifar100_paper_schedule": "cifar100-b10-inc10/foster/m20/seed1993-d184ccb7",
+    "paper/table1_imagenet100": "imagenet100-b10-inc10/wsc/m600/seed1997-ae21e5be",
+    "paper/imagenet100": "imagenet100-b10-inc10/finetune/m0/seed1997",
+    "studies/trace_smollm2": "trace-500-data-models-SmolLM2-135M-Instruct/magmax/r0.2/seed1234-d6170e8c",
+    "paper/wsc_literal": "cifar100-b10-inc10/wsc/m500/seed1997-3611126a",
+    "studies/tune_wsc": "cifar100-b10-inc10/wsc/m200/seed1993-3f4e9b2b",
+    "paper/table_importance": "cifar100-b10-inc10/wsc/m500/seed1997-72eba329",
+    "paper/table_reset_rule": "cifar100-b10-inc10/wsc/m500/seed1997-eb51d2a9",
+    "paper/figure_retain": "cifar100-b10-inc10/wsc/m500/seed1997-1474f063",
     "foster": "cifar100-b10-inc10/foster/m500/seed1997",
 }
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_runs_of_the_shipped_files_keep_their_folders(name):
-    last = load(ROOT / "exps" / f"{name}.json")[-1]
+    last = load(EXPS / f"{name}.json")[-1]
     assert "/".join(run_folder(last).parts[-4:]) == FOLDERS[name]
 
 
@@ -760,7 +763,7 @@ def test_keys_that_no_run_of_the_file_reads_are_told(tmp_path, caplog):
 
 
 def test_no_shipped_file_has_keys_that_none_of_its_runs_reads(caplog):
-    for path in [*ROOT.glob("exps/*.json"), *ROOT.glob("exps/night/*.json")]:
+    for path in SHIPPED:
         if "llm" not in path.read_text():
             try:
                 load(path)

@@ -430,7 +430,7 @@ def test_the_winners_configuration_runs_at_other_memory_sizes_on_the_test_set(se
 
 
 def test_the_shipped_search_gives_every_method_as_many_trials_on_held_out_data():
-    configs = [*load("exps/tune_wsc.json"), *load("exps/tune_baselines.json")]
+    configs = [*load("exps/studies/tune_wsc.json"), *load("exps/studies/tune_baselines.json")]
     counts = Counter(config.model_name for config in configs)
     assert set(counts) == {"replay", "wsc", "icarl", "bic", "wa", "der", "foster", "memo"} and set(counts.values()) == {
         32

@@ -292,7 +292,7 @@ def test_an_interval_below_one_is_a_share_of_the_warm_up(warmup, every, interval
 
 
 @pytest.mark.parametrize(
-    "file, entry, share", [("wsc", 0, 1 / 12), ("wsc_literal", 0, 22 / 72), ("paper_text", -1, 20 / 75)]
+    "file, entry, share", [("wsc", 0, 1 / 12), ("paper/wsc_literal", 0, 22 / 72), ("paper/paper_text", -1, 20 / 75)]
 )
 def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
     """70 epochs, the reset after 17, j = 5: weights that are 1 at the reset and 0 from then on

@@ -414,9 +414,16 @@ def _plain(value):
     return list(value) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize("name", ["trace", "trace_quickstart", "trace_small_model", "trace_smollm2"])
+COUNTS = {  # the runs of each file
+    "paper/trace": 5 * (1 + 7 * 4),
+    "studies/trace_quickstart": 2 * 2 * 2,
+    "studies/trace_small_model": 8,
+    "studies/trace_smollm2": 9,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
 def test_the_experiments_of_the_repository_are_valid(name):
     runs = load(ROOT / "exps" / f"{name}.json")
     assert runs and all(run.kind == "llm" for run in runs) and len({run_folder(run) for run in runs}) == len(runs)
-    counts = {"trace": 5 * (1 + 7 * 4), "trace_quickstart": 2 * 2 * 2, "trace_small_model": 8, "trace_smollm2": 9}
-    assert len(runs) == counts[name]
+    assert len(runs) == COUNTS[name]

@@ -24,7 +24,7 @@ from pycil_wsc.results import Record
 from pycil_wsc.results.packed import lines, pack
 
 ROOT = Path(__file__).parents[2]
-NIGHT, PAPER_PAGE = ROOT / "exps" / "night", ROOT / "docs" / "paper.md"
+NIGHT, PAPER_PAGE = ROOT / "exps" / "studies" / "night", ROOT / "docs" / "paper.md"
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sys, "path", [str(ROOT / "docs" / "scripts"), *sys.path])
     claims = importlib.import_module("claims")
@@ -282,7 +282,7 @@ def spent(record):
 
 
 def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
-    note = (ROOT / "results" / "night" / "README.md").read_text(encoding="utf-8")
+    note = (ROOT / "results" / "studies" / "night" / "README.md").read_text(encoding="utf-8")
     replay = findings.by_seed(findings.table_of(recorded()), "average")
     span = (replay["replay@100"] - replay["replay@4"]).mean()
     assert f"{span:.1f} in the runs, with five" in note
@@ -291,7 +291,7 @@ def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
     main = [each for each in found if findings.row_name(each) in findings.EIGHT and each.memory]
     hours_of_main = sum(map(spent, main)) / 3600
     assert len(main) == 320 and f"[{hours / 2:.1f} hours](" in note
-    assert f"`exps/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
+    assert f"`exps/studies/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
 
 
 def test_the_page_counts_the_tasks_in_which_bic_loses_the_newest_classes():
@@ -418,7 +418,7 @@ def test_the_detailed_page_begins_with_the_training_accuracies_of_the_runs_and_o
         if run.memory == 25 and run.data["train_accuracy"] and findings.row_name(run) in details.TRAINED:
             last.setdefault(findings.row_name(run), []).append(run.data["train_accuracy"][-1][-1])
     for memory in (20, 200):
-        run = json.loads((ROOT / f"results/cifar100_paper_schedule/replay-m{memory}.json").read_text())
+        run = json.loads((ROOT / f"results/studies/cifar100_paper_schedule/replay-m{memory}.json").read_text())
         full += [task[-1] for task in run["train_accuracy"][1:]]
     paragraph = " ".join(details.PAGE.read_text(encoding="utf-8").split("## ")[0].split())
     accuracies = [f"{np.mean(last[row]):.0f} %" for row in details.TRAINED]
@@ -432,7 +432,9 @@ def test_the_command_on_top_of_the_page_has_the_runs_of_the_claim():
     settings = json.loads((NIGHT / "ablation.json").read_text()) | {"memory_per_class": 1}
     runs = [run for run in load(NIGHT / "ablation.json") if run.memory_per_class == 1]
     assert (
-        len(runs) == 20 and "exps/night/ablation.json --set memory_per_class=1" in text and len(settings["seed"]) == 5
+        len(runs) == 20
+        and "exps/studies/night/ablation.json --set memory_per_class=1" in text
+        and len(settings["seed"]) == 5
     )
     found = findings.by_seed(findings.table_of(recorded()), "average")
     gains = found["wsc@4"] - found["replay@4"]
@@ -519,7 +521,7 @@ def test_the_night_files_are_complete():
     assert {cell for claim in claims.CLAIMS for cell in claim.cells()} <= cells.keys()
     _, papers = rows_after(PAPER_PAGE, "# The paper's tables and figures")
     _, small = rows_after(PAPER_PAGE, "## A night on a laptop")
-    not_in_the_paper = {"`exps/table_t50.json`", "`exps/wsc_literal.json`", "`exps/paper_text.json`"}
+    not_in_the_paper = {"`exps/paper/table_t50.json`", "`exps/paper/wsc_literal.json`", "`exps/paper/paper_text.json`"}
     assert {row[1] for row in papers} - not_in_the_paper == {row[1] for row in small} - {""}
     counts = {Path(file.strip("`")).stem: int(count.replace(",", "")) for _, _, file, count in small}
     runs |= {name: load(files[name]) for name in second}
@@ -528,7 +530,7 @@ def test_the_night_files_are_complete():
 
 def test_fresh_weights_are_trained_as_replays_are():
     """In the night's file of the training loss, and in the paper's."""
-    for file in (NIGHT / "training_loss.json", ROOT / "exps" / "figure_training_loss.json"):
+    for file in (NIGHT / "training_loss.json", ROOT / "exps" / "paper" / "figure_training_loss.json"):
         keys = ("epochs", "milestones", "lrate", "lrate_decay", "weight_decay", "batch_size", "optimizer", "scheduler")
         schedules = {(run.model_name, *(getattr(run, key) for key in keys)) for run in load(file)}
         (joint, *ours), (replay, *theirs) = sorted(schedules)

@@ -54,7 +54,7 @@ TINY = {  # commands that train: what makes them quick
     },
     "my_experiment.json": {"convnet_type": "tiny", "init_epoch": 1, "epochs": 2, "seed": 1993, "batch_size": 16},
     "on_top.json": {"convnet_type": "tiny", "init_epoch": 1, "epochs": 2},
-    "exps/trace_quickstart.json": {
+    "exps/studies/trace_quickstart.json": {
         "llm.epochs": [2, 2, 2],
         "llm.train_items": 2,
         "llm.test_items": 1,
@@ -370,7 +370,7 @@ def prepare_a_run_with_weights(monkeypatch):
     Path(page).parent.mkdir(parents=True)
     run.parent.rename(page)
     for folder in "paper", "mine":
-        shutil.copytree(ROOT / "results/cifar100_short", f"runs/{folder}")
+        shutil.copytree(ROOT / "results/studies/cifar100_short", f"runs/{folder}")
     return {"images": np.zeros((5, 8, 8, 3), np.uint8)}
 
 
@@ -822,7 +822,7 @@ def test_the_readmes_figure_shows_the_records_of_the_papers_schedule(scripts, tm
     shown = shown_in(ROOT / "docs/images/paper_schedule.svg")
     for memory in ("20", "200"):
         for method in ("replay", "wsc"):
-            record = json.loads((ROOT / f"results/cifar100_paper_schedule/{method}-m{memory}.json").read_text())
+            record = json.loads((ROOT / f"results/studies/cifar100_paper_schedule/{method}-m{memory}.json").read_text())
             assert record["curve"] in shown[memory][method]
     assert {int(memory): methods for memory, methods in shown.items()} == figure.curves()
     assert figure.paper_averages(20, "wsc") == [52.0, 52.16]  # Tables of the main results, the ablation, the retraining
@@ -838,8 +838,8 @@ def test_the_figure_of_all_methods_shows_the_records(scripts, tmp_path):
     figure = scripts("figure")
     shown = shown_in(ROOT / "docs/images/accuracy_and_cost.svg")
     assert {int(memory): values for memory, values in shown.items()} == figure.points()
-    records = [json.loads(path.read_text()) for path in (ROOT / "results/cifar100_short_all").glob("wsc-m200.json")]
-    assert shown["200"]["wsc"][1] == records[0]["avg_acc"]
+    record = json.loads((ROOT / "results/studies/cifar100_short_all/wsc-m200.json").read_text())
+    assert shown["200"]["wsc"][1] == record["avg_acc"]
     figure.draw(tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text()
 

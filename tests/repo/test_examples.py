@@ -130,7 +130,7 @@ def test_the_trainer_learns_two_tasks(tmp_path):
 
 def test_a_comparison_is_read_back(tmp_path):
     """From run folders with the quickstart's recorded results."""
-    for path in (ROOT / "results/quickstart").rglob("*.json"):
+    for path in (ROOT / "results/studies/quickstart").rglob("*.json"):
         folder = tmp_path / "quickstart" / path.stem
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(path.read_text())

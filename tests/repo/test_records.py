@@ -59,7 +59,7 @@ def tables(page):
             [cell.strip() for cell in line.strip("|").split("|")] for line in match[0].strip().split("\n")
         )
         section = text[text.rfind("\n## ", 0, match.start()) : match.start()]
-        links = re.findall(r"\((?:\.\./)?(results/\w+)\)", section)
+        links = re.findall(r"\((?:\.\./)?(results/studies/\w+)\)", section)
         if links and (seeds_table(header) or set(header) & set(MEASURES)) and "C-STANCE" not in header:
             found.append((ROOT / links[-1], header, rows))
     return found
@@ -136,13 +136,13 @@ def test_every_run_of_these_folders_is_in_their_table(name):
 
 
 def test_the_level_in_pycils_protocol_is_that_of_the_record():
-    run = json.loads((ROOT / "results/pycil_protocol/replay.json").read_text())
+    run = json.loads((ROOT / "results/studies/pycil_protocol/replay.json").read_text())
     text = (ROOT / "docs/results.md").read_text().partition("\n## PyCIL's protocol\n")[2].partition("\n## ")[0]
     average, last = 59.31 - run["avg_acc"], 41.01 - run["last_acc"]
     assert f"{average:.2f} points" in text and f"last accuracy by {last:.2f}" in text
-    for path in (ROOT / "results/cifar100_paper_schedule").glob("*.json"):
+    for path in (ROOT / "results/studies/cifar100_paper_schedule").glob("*.json"):
         assert json.loads(path.read_text())["curve"][0] == run["curve"][0], "the first task is shared"
-    log = (ROOT / "results/pycil_protocol/replay-four-parts.log").read_text()
+    log = (ROOT / "results/studies/pycil_protocol/replay-four-parts.log").read_text()
     parts, nme = np.array(re.findall(r"classes: CNN ([\d.]+), NME ([\d.]+)", log), float).T
     whole, whole_nme = (np.array(run[curve][: len(parts)]) for curve in ("curve", "nme_curve"))
     for name, curve in {
@@ -157,7 +157,7 @@ def test_the_level_in_pycils_protocol_is_that_of_the_record():
 
 def test_the_gains_with_the_papers_schedule_are_those_of_the_runs_and_of_the_papers_table():
     def average(name):
-        return json.loads((ROOT / f"results/cifar100_paper_schedule/{name}.json").read_text())["avg_acc"]
+        return json.loads((ROOT / f"results/studies/cifar100_paper_schedule/{name}.json").read_text())["avg_acc"]
 
     paper = json.loads((ROOT / "pycil_wsc/report/paper.json").read_text())["tables"]["cifar100-b10-inc10"]["accuracy"]
     header = "| average accuracy of WSC over Replay | here | the paper |"
@@ -175,7 +175,7 @@ def test_the_gains_with_the_papers_schedule_are_those_of_the_runs_and_of_the_pap
 
 def test_the_quickstarts_table_is_that_of_its_runs():
     text = (ROOT / "docs" / "getting_started.md").read_text()
-    runs = records(ROOT / "results" / "quickstart")
+    runs = records(ROOT / "results" / "studies" / "quickstart")
     for method in "replay", "wsc":
         cells = []
         for memory in 10, 100:
@@ -258,21 +258,28 @@ def peaks(record, names, column):
     ],
 )
 def test_tables_of_speed_and_memory_are_the_records(record, first, value):
-    after = SPEED.read_text().partition(f"results/{record}.json")[2]
+    path = benchmark_record(record)
+    after = SPEED.read_text().partition(path.relative_to(ROOT).as_posix())[2]
     header, _, *rows = (
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in re.search(r"(?:^\|.*\|\n)+", after, re.MULTILINE)[0].strip().split("\n")
     )
-    record = json.loads((ROOT / "results" / f"{record}.json").read_text())
+    record = json.loads(path.read_text())
     assert header[0] == first and rows
     for name, *cells in rows:
         for column, cell in zip(header[1:], cells, strict=True):
             assert says(cell, *value(record, name, column)), (name, column, cell)
 
 
+def benchmark_record(name):
+    """The record's path, in the folder of the script that wrote it."""
+    (path,) = (ROOT / "results" / "benchmarks").glob(f"*/{name}.json")
+    return path
+
+
 def test_the_table_of_scaling_is_the_record():
     """Speeds, perfect scaling and communication from the seconds of a step, with the other processes and alone."""
-    shapes, found = json.loads((ROOT / "results/scaling-cpu.json").read_text())["shapes"], {}
+    shapes, found = json.loads(benchmark_record("scaling-cpu").read_text())["shapes"], {}
     names = {"CIFAR, ResNet-32": "cifar", "ImageNet, ResNet-18": "imagenet"}
     for name, size, number, *cells in rows_after(SPEED, "<!-- records: scaling-cpu -->")[1]:
         shape = shapes[names[name]]
@@ -291,7 +298,7 @@ def test_the_table_of_scaling_is_the_record():
 
 
 def test_the_table_of_the_start_on_many_files_is_the_record():
-    caches = json.loads((ROOT / "results/image-folder-cpu.json").read_text())["caches"]
+    caches = json.loads(benchmark_record("image-folder-cpu").read_text())["caches"]
     _, rows = rows_after(SPEED, "<!-- records: image-folder-cpu -->")
     assert [tuple(row[:2]) for row in rows] == [
         (f"`{name if name == 'false' else json.dumps(name)}`", start) for name in caches for start in caches[name]
@@ -305,12 +312,12 @@ def test_the_table_of_the_start_on_many_files_is_the_record():
 
 def test_the_speeds_of_a_language_model_are_the_records():
     def speeds(name):
-        record = json.loads((ROOT / f"results/language-model-smollm2-{name}cpu.json").read_text())
+        record = json.loads(benchmark_record(f"language-model-smollm2-{name}cpu").read_text())
         return [method["tokens_per_second"] for method in record["methods"].values()]
 
     one, _, fp32, threads, wsc = speeds("")  # the second packed rows, which is no longer an option
     values = [one, fp32, threads, sum(speeds("two-1-") + speeds("two-2-")), wsc]
-    _, rows = rows_after(ROOT / "results/trace_smollm2/README.md", "language-model-smollm2-two-2-cpu.json)):")
+    _, rows = rows_after(ROOT / "results/studies/trace_smollm2/README.md", "language-model-smollm2-two-2-cpu.json)):")
     assert [row[1:] for row in rows] == [[f"{value:.0f}", f"{value / one:.2f}"] for value in values]
     page = " ".join((ROOT / "docs/language_models.md").read_text().split())
     assert f"trains {one:.0f} tokens per second on one CPU core" in page
@@ -328,7 +335,7 @@ def test_the_memory_of_language_models_is_16_bytes_of_a_trained_parameter_and_4_
 
 
 def test_what_a_backbones_settings_cost_is_the_record():
-    settings = json.loads((ROOT / "results/backbone-settings-cpu.json").read_text())["settings"]
+    settings = json.loads(benchmark_record("backbone-settings-cpu").read_text())["settings"]
     _, rows = rows_after(ROOT / "docs/pretrained.md", "benchmarks/backbone_settings.py --out")
     measured = [[f"{settings[name][f'{part}_over_default']:.2f}" for part in ("speed", "peak")] for name in settings]
     names = [next(name for name in ("channels_last", "grad_checkpointing", "bf16") if name in row) for row, *_ in rows]
@@ -337,10 +344,12 @@ def test_what_a_backbones_settings_cost_is_the_record():
 
 
 def test_the_table_of_language_models_is_the_records():
-    header, rows = rows_after(ROOT / "results/trace_small_model/README.md", "Scores after the last task")
-    assert {row[0] for row in rows} == {path.stem for path in (ROOT / "results/trace_small_model").glob("*.json")}
+    header, rows = rows_after(ROOT / "results/studies/trace_small_model/README.md", "Scores after the last task")
+    assert {row[0] for row in rows} == {
+        path.stem for path in (ROOT / "results/studies/trace_small_model").glob("*.json")
+    }
     for method, *cells in rows:
-        record = json.loads((ROOT / f"results/trace_small_model/{method}.json").read_text())
+        record = json.loads((folder / f"{method}.json").read_text())
         scores = record["scores"]["trace"]
         values = [100 * score for score in (*scores["matrix"][-1], record["avg_score"], scores["forgetting"])]
         minutes = [record["train_minutes"], record["relative_vram_minutes"]]
@@ -352,7 +361,9 @@ def test_the_generated_tables_of_language_models_show_what_the_checked_one_shows
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "scripts"))
     from trace_tables import runs
 
-    checked_header, checked = rows_after(ROOT / "results/trace_small_model/README.md", "Scores after the last task")
+    checked_header, checked = rows_after(
+        ROOT / "results/studies/trace_small_model/README.md", "Scores after the last task"
+    )
     header, without_learning, *rows = runs("trace_small_model")
     generated = [dict(zip(header, row, strict=True)) for row in rows]
     assert [row["method"] for row in generated] == [f"{row[0]}, seed 1234" for row in checked]
@@ -364,13 +375,13 @@ def test_the_generated_tables_of_language_models_show_what_the_checked_one_shows
 
 
 def test_the_table_of_the_consolidations_cost_is_the_record():
-    ways = json.loads((ROOT / "results/consolidation-overhead-cpu.json").read_text())["ways"]
+    ways = json.loads(benchmark_record("consolidation-overhead-cpu").read_text())["ways"]
     names = {
         "SGD, own": "sgd, own moments",
         "AdamW, own": "adamw, own moments",
         "AdamW, the optimiser's": "adamw, its moments",
     }
-    _, rows = rows_after(ROOT / "docs/wsc.md", "results/consolidation-overhead-cpu.json")
+    _, rows = rows_after(ROOT / "docs/wsc.md", "/consolidation-overhead-cpu.json")
     assert [row[0] for row in rows] == list(names)
     for name, *cells in rows:
         way = ways[names[name]]
@@ -384,7 +395,7 @@ def test_the_table_of_the_consolidations_cost_is_the_record():
 @pytest.mark.parametrize("loop", ["sgd", "narrow", "deep", "slow", "cosine", "adam", "memory 20"])
 def test_the_table_of_short_tasks_is_the_record(loop):
     """Each cell: the mean over the seeds of the gain over Replay of the same seed, and its standard error."""
-    trials = ROOT / "results/short_tasks/digits_test.csv"
+    trials = ROOT / "results/studies/short_tasks/digits_test.csv"
     seeds = {
         (row["epochs"], row["method"]): np.array([float(row[str(seed)]) for seed in range(12)])
         for row in csv.DictReader(trials.read_text().splitlines())
@@ -400,8 +411,8 @@ def test_the_table_of_short_tasks_is_the_record(loop):
 
 
 def test_the_table_of_short_tasks_on_cifar_is_the_record():
-    _, rows = rows_after(ROOT / "docs/wsc.md", "../results/short_tasks/cifar50_test.csv")
-    records = list(csv.DictReader((ROOT / "results/short_tasks/cifar50_test.csv").read_text().splitlines()))
+    _, rows = rows_after(ROOT / "docs/wsc.md", "../results/studies/short_tasks/cifar50_test.csv")
+    records = list(csv.DictReader((ROOT / "results/studies/short_tasks/cifar50_test.csv").read_text().splitlines()))
     counts = {"late": "default", "since_reset": "before", "absolute": "as in the paper"}
     found = {
         (run["exemplars per class"], run["epochs"], counts.get(run["wsc.average_count"].strip('"'), "Replay")): run[
@@ -416,9 +427,9 @@ def test_the_table_of_short_tasks_on_cifar_is_the_record():
 
 
 def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
-    record = json.loads((ROOT / "results/keep-up-to-date-cpu.json").read_text())
+    record = json.loads(benchmark_record("keep-up-to-date-cpu").read_text())
     page = ROOT / "docs/classifier_details.md"
-    _, rows = rows_after(page, "results/keep-up-to-date-cpu.json")
+    _, rows = rows_after(page, "/keep-up-to-date-cpu.json")
     assert [row[0] for row in rows] == list(record["ways"])
     for name, *cells in rows:
         way = record["ways"][name]
@@ -430,9 +441,9 @@ def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
 def test_the_table_of_monthly_updates_is_the_records():
     """Accuracies and sizes of two seeds and of a third one, trained elsewhere, which has no part in the times."""
     names = ("monthly-updates-cpu", "monthly-updates-third-seed-cpu")
-    first, third = (json.loads((ROOT / f"results/{name}.json").read_text()) for name in names)
+    first, third = (json.loads(benchmark_record(name).read_text()) for name in names)
     assert all(first[name] == third[name] for name in ("settings", "keys", "methods"))
-    _, rows = rows_after(ROOT / "docs/your_classifier.md", f"results/{names[1]}.json")
+    _, rows = rows_after(ROOT / "docs/your_classifier.md", f"{names[1]}.json")
     assert [row[0] for row in rows] == list(first["ways"])
     for name, *cells in rows:
         by_seed = first["ways"][name] | third["ways"][name]
@@ -449,9 +460,10 @@ def test_the_table_of_monthly_updates_is_the_records():
 
 def test_the_course_of_the_monthly_updates_is_the_record():
     """Of one seed, whose accuracies after the first and the tenth month are those of the earlier record."""
-    page, name = ROOT / "docs/your_classifier.md", "results/monthly-updates-course-cpu.json"
-    record, earlier = (json.loads((ROOT / path).read_text()) for path in (name, "results/monthly-updates-cpu.json"))
-    header, rows = rows_after(page, name)
+    page = ROOT / "docs/your_classifier.md"
+    record = json.loads(benchmark_record("monthly-updates-course-cpu").read_text())
+    earlier = json.loads(benchmark_record("monthly-updates-cpu").read_text())
+    header, rows = rows_after(page, "/monthly-updates-course-cpu.json")
     months = [int(cell.split()[0]) // record["settings"]["new"] for cell in header[1:-1]]
     assert months == [1, 4, 7, 10] and [row[0] for row in rows] == list(record["ways"]) == list(earlier["ways"])
     for name, *cells in rows:
@@ -463,8 +475,8 @@ def test_the_course_of_the_monthly_updates_is_the_record():
 
 
 def test_the_table_of_the_gate_is_the_record():
-    record = json.loads((ROOT / "results/gate-cpu.json").read_text())
-    _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/gate-cpu.json")
+    record = json.loads(benchmark_record("gate-cpu").read_text())
+    _, rows = rows_after(ROOT / "docs/your_classifier.md", "/gate-cpu.json")
     for (_, *cells), seeds in zip(rows, record["updates"].values(), strict=True):
         draws = len(seeds) * record["settings"]["draws"]
         change = -np.mean([seed["drop"] for seed in seeds.values()])
@@ -474,7 +486,7 @@ def test_the_table_of_the_gate_is_the_record():
 
 def test_the_table_of_calibration_gate_and_shift_is_the_records():
     found = [json.loads((ROOT / f"results/{name}.json").read_text()) for name in ("upkeep-cpu", "upkeep-ranpac-cpu")]
-    _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/upkeep-ranpac-cpu.json")
+    _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/benchmarks/upkeep/upkeep-ranpac-cpu.json")
     for column, record in enumerate(found, 1):
         assert [row[column] for row in rows] == errors_and_costs(record)
 
@@ -556,7 +568,7 @@ def test_the_papers_tables_have_as_many_runs_and_hours_as_the_page_says():
     """Hours: the images weighed by their operations, at the rates of Replay in the records of speed."""
     _, rows = rows_after(ROOT / "docs/paper.md", "# The paper's tables and figures")
     rates = {
-        shape: json.loads((ROOT / f"results/throughput-{record}.json").read_text())["methods"]["replay"]
+        shape: json.loads(benchmark_record(f"throughput-{record}").read_text())["methods"]["replay"]
         for shape, record in (("CIFAR", "cpu"), ("ImageNet", "imagenet-cpu"))
     }
     for experiment, file, runs, _, weighed, hours in rows:
@@ -570,14 +582,14 @@ def test_the_papers_tables_have_as_many_runs_and_hours_as_the_page_says():
     "name, where, others", [("trials", {}, 0), ("trials_narrow", {"width": "8"}, 1)], ids=["wide", "narrow"]
 )
 def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, others):
-    records = list(csv.DictReader((ROOT / f"results/night/{name}.csv").read_text().splitlines()))
-    assert len(records) == len(load(ROOT / f"exps/night/{name}.json")) + others
+    records = list(csv.DictReader((ROOT / f"results/studies/night/{name}.csv").read_text().splitlines()))
+    assert len(records) == len(load(ROOT / f"exps/studies/night/{name}.json")) + others
     found = {
         (int(record["epochs"]), int(record["memory_per_class"])): float(record["average_accuracy"])
         for record in records
         if record["batch_size"] == "16" and where.items() <= record.items()
     }
-    page = " ".join((ROOT / "results/night/README.md").read_text().split())
+    page = " ".join((ROOT / "results/studies/night/README.md").read_text().split())
     few, all_images = (found[80, size] - found[40, size] for size in (1, 25))
     assert f"doubling 40 epochs adds {few:.2f} points at one exemplar and {all_images:.2f} at all images" in page
     assert f"{found[40, 25] - found[40, 1]:.1f} points lie between the two memory sizes" in page
@@ -587,8 +599,8 @@ def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, o
 
 @functools.cache
 def night(name):
-    """(configuration, average accuracy) of each run in its own schedule in results/night/``name``.jsonl.xz."""
-    runs = packed.lines(ROOT / f"results/night/{name}.jsonl.xz")
+    """(configuration, average accuracy) of each run in its own schedule in results/studies/night/``name``.jsonl.xz."""
+    runs = packed.lines(ROOT / f"results/studies/night/{name}.jsonl.xz")
     return [(config, run.result["avg_acc"]) for run in runs if not (config := run.result["config"])["operations_like"]]
 
 
@@ -606,7 +618,7 @@ def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_option
         [f"{np.mean(averages[name, method]):.1f}" for method in methods]
         for name, methods in (("unscaled", ("bic", "foster")), ("runs", ("bic", "foster")), ("runs", ("replay",)))
     )
-    page = " ".join((ROOT / "results/night/README.md").read_text().split())
+    page = " ".join((ROOT / "results/studies/night/README.md").read_text().split())
     assert "BiC had {} % before, and FOSTER {};".format(*old) in page
     assert "scaled, they have {} and {}, and Replay has {}.".format(*new, *replay) in page
     lower = [np.mean(averages["runs", name]) - np.mean(averages["unscaled", name]) for name in ("bic", "foster")]
@@ -632,7 +644,8 @@ def test_the_page_of_the_small_protocol_says_what_bics_correction_costs():
                 gains.setdefault(memory, {}).setdefault(config["seed"], []).append(sign * average)
     assert all(len(pair) == 2 for seeds in gains.values() for pair in seeds.values()) and len(gains) == 3
     means = [f"{np.mean([sum(pair) for pair in gains[memory].values()]):.1f}" for memory in (2, 4, 5)]
-    page, details = ((ROOT / name).read_text() for name in ("results/night/README.md", "docs/claims_in_detail.md"))
+    page = (ROOT / "results/studies/night/README.md").read_text()
+    details = (ROOT / "docs/claims_in_detail.md").read_text()
     said = "{}, {} and {} points better".format(*means)
     assert said in page and said in " ".join(details.split())
 
@@ -648,7 +661,7 @@ AVERAGES = {  # the rows of docs/wsc.md: `wsc.average_count` and `wsc.average_lr
 def test_the_table_of_averages_is_the_records():
     """On held-out training images, over five seeds."""
     found = {}
-    with lzma.open(ROOT / "results/night/averaging.jsonl.xz", "rt") as file:
+    with lzma.open(ROOT / "results/studies/night/averaging.jsonl.xz", "rt") as file:
         for line in file:
             result = json.loads(line)["result"]
             config = result["config"]
@@ -699,7 +712,7 @@ def abundant(monkeypatch):
 
 
 def entries(name):
-    return json.loads((ROOT / "exps" / f"{name}.json").read_text())["runs"]
+    return json.loads((ROOT / "exps" / "studies" / f"{name}.json").read_text())["runs"]
 
 
 def test_the_study_has_one_of_four_values_that_were_tried_for_each_method():
@@ -713,7 +726,7 @@ def test_the_study_has_one_of_four_values_that_were_tried_for_each_method():
 
 def runs_of_study(name):
     """{(method, reset, exemplars, averages): {exemplars per class: {seed: result}}} of a packed file."""
-    path, found = ROOT / f"results/abundant/{name}.jsonl.xz", {}
+    path, found = ROOT / f"results/studies/abundant/{name}.jsonl.xz", {}
     for line in lzma.open(path):
         run = json.loads(line)["result"]
         keys = run["config"]
@@ -830,7 +843,7 @@ def averages_of_the_night(method):
 
 def test_without_its_alignment_wa_has_the_accuracies_of_the_page():
     found, told = {}, {}
-    with open(ROOT / "results/night/wa_alignment.csv", newline="") as file:
+    with open(ROOT / "results/studies/night/wa_alignment.csv", newline="") as file:
         for line in csv.DictReader(file):
             place = int(line["memory_per_class"]), int(line["seed"])
             found.setdefault(place, []).append(float(line["accuracy"]))
@@ -843,7 +856,7 @@ def test_without_its_alignment_wa_has_the_accuracies_of_the_page():
             places = [(memory, seed) for seed in range(1993, 1998)]
             gains.append(interval([np.mean(found[place]) - recorded[place] for place in places]))
     of_wa, over_wa, of_replay, over_replay = (gain.strip("*") for gain in gains)
-    _, rows = rows_after(ROOT / "docs/claims_in_detail.md", "results/night/wa_alignment.csv")
+    _, rows = rows_after(ROOT / "docs/claims_in_detail.md", "results/studies/night/wa_alignment.csv")
     few, all_images = (f"×{np.mean(told[memory]):.2f}" for memory in (1, 25))
     assert rows == [["4 %", few, of_wa, of_replay], ["100 %", all_images, over_wa, over_replay]]
     assert min(map(len, found.values())) == 10 and len(found) == 10
@@ -857,7 +870,7 @@ def interval(values):
 
 
 def test_each_method_of_the_study_has_the_best_of_its_trials():
-    with lzma.open(ROOT / "results/abundant/trials.jsonl.xz") as file:
+    with lzma.open(ROOT / "results/studies/abundant/trials.jsonl.xz") as file:
         trials = [json.loads(line)["result"] for line in file]
     assert len(trials) == 89, "of 92: three diverged, with a penalty (si, mas) that was too large"
     for chosen, tried in zip(entries("abundant"), entries("abundant_tune"), strict=True):
@@ -907,15 +920,15 @@ def test_commits_that_records_name_are_in_the_history_or_said_not_to_be():
 
 
 def test_the_note_on_the_runs_says_how_many_runs_of_a_night_had_another_processor():
-    devices = origins(ROOT / "results/night/runs.jsonl.xz")[1]
+    devices = origins(ROOT / "results/studies/night/runs.jsonl.xz")[1]
     other = sum("Intel(R) Xeon" in device for device in devices)
-    text = (ROOT / "results/night/README.md").read_text()
+    text = (ROOT / "results/studies/night/README.md").read_text()
     assert f"an Intel Xeon for {other} of the {len(devices):,} runs" in text
 
 
 @pytest.mark.parametrize("memory, place", [(20, 0), (200, 1)])
 def test_the_readme_says_how_far_wsc_is_above_replay(memory, place):
-    folder = ROOT / "results/cifar100_paper_schedule"
+    folder = ROOT / "results/studies/cifar100_paper_schedule"
     replay, wsc = (json.loads((folder / f"{name}-m{memory}.json").read_text()) for name in ("replay", "wsc"))
     differences = np.subtract(wsc["curve"], replay["curve"])
     text = (ROOT / "README.md").read_text()

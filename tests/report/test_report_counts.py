@@ -25,7 +25,7 @@ from pycil_wsc.report.texts import dataset_names, method_name
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
 from pycil_wsc.results.packed import lines
 
-RESULTS = Path(__file__).parents[2] / "results"
+STUDIES = Path(__file__).parents[2] / "results" / "studies"
 
 
 def record(method="replay", memory=20, seed=1993, **keys):
@@ -42,12 +42,12 @@ def names_of(group):
 
 
 def test_a_seed_counts_once_however_many_keys_an_older_record_lacks(tmp_path, undrawn):
-    folders = [RESULTS / "cifar100_short_all", RESULTS / "cifar100_short_study"]
+    folders = [STUDIES / "cifar100_short_all", STUDIES / "cifar100_short_study"]
     page = report.write_report(*folders, out=tmp_path)
     (wsc,) = [
         line for line in lines_of(tmp_path, f"accuracy-{HERE}") if (line["method"], line["column"]) == ("wsc", "200")
     ]
-    alone = json.loads((RESULTS / "cifar100_short_all" / "wsc-m200.json").read_text())
+    alone = json.loads((STUDIES / "cifar100_short_all" / "wsc-m200.json").read_text())
     assert (float(wsc["mean"]), wsc["averaged_over"], wsc["standard_error"]) == (alone["avg_acc"], "1", "")
     (left,) = re.findall(r"<code>([^<]*)</code>: the same run as \S*moment.json; counted once", page.read_text())
     assert left.endswith("wsc-m200.json")  # records fewer values
@@ -102,7 +102,7 @@ def test_seeds_from_before_and_after_a_key_was_added_are_averaged(name, place):
 
 def test_the_runs_of_the_small_protocol_are_one_comparison_but_for_fresh_weights():
     """They were made by several versions, which have other keys."""
-    records = [Record.of(run.result) for run in lines(RESULTS / "night" / "runs.jsonl.xz")]
+    records = [Record.of(run.result) for run in lines(STUDIES / "night" / "runs.jsonl.xz")]
     records = [record for record in records if not record.config["operations_like"]]  # a comparison of their own
     assert len({record.data["commit"] for record in records}) > 1
     groups, problems = group_runs(records)
@@ -302,7 +302,7 @@ def test_names_of_files_have_whole_words_and_a_hash_for_what_is_missing():
 
 
 def test_runs_of_another_schedule_stand_in_a_comparison_of_their_own(tmp_path, undrawn):
-    folders = [RESULTS / name for name in ("cifar100_short", "cifar100_short_all", "cifar100_short_study")]
+    folders = [STUDIES / name for name in ("cifar100_short", "cifar100_short_all", "cifar100_short_study")]
     report.write_report(*folders, out=tmp_path)
     (reset,) = (tmp_path / "tables").glob("reset-rule-*.csv")
     lines = lines_of(tmp_path, reset.stem)
@@ -611,7 +611,7 @@ def test_the_configuration_on_the_page_makes_the_same_runs_again(tmp_path, undra
 
 
 def test_files_may_be_named_instead_of_folders(tmp_path, capsys, undrawn):
-    files = sorted(str(path) for path in (RESULTS / "cifar100_short").glob("*.json"))
+    files = sorted(str(path) for path in (STUDIES / "cifar100_short").glob("*.json"))
     assert command.main([*files, "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().err == "" and len(accuracy(tmp_path / "out")) == 6
     assert command.main([files[0], files[0], "--out", str(tmp_path / "one")]) == 0

@@ -18,7 +18,7 @@ from pycil_wsc.report import duplicates, groups
 from pycil_wsc.results import Record
 from pycil_wsc.results.identity import STUDIED
 
-RECORDS = Path(__file__).parents[2] / "results" / "cifar100_short"
+RECORDS = Path(__file__).parents[2] / "results" / "studies" / "cifar100_short"
 PAPER = json.loads((Path(report.__file__).parent / "paper.json").read_text())
 
 

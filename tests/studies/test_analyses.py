@@ -517,7 +517,7 @@ def test_analyses_that_lack_a_task_are_named(tmp_path):
 def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a_fresh_start(
     settings, tmp_path, undrawn
 ):
-    """exps/figure_training_loss.json, on less data."""
+    """exps/paper/figure_training_loss.json, on less data."""
     data = small_data(tmp_path / "hundred.npz", classes=100, per_class=2)
     options = {key: value for key, value in settings.items() if key in ("out", "device", "convnet_type")} | {
         "dataset": f"npz:{data}",
@@ -530,7 +530,7 @@ def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a
         for key, value in options.items()
         for part in ("--set", f"{key}={json.dumps(value) if isinstance(value, list) else value}")
     ]
-    assert main(["--config", "exps/figure_training_loss.json", "--set", "seed=1993", *arguments]) == 0
+    assert main(["--config", "exps/paper/figure_training_loss.json", "--set", "seed=1993", *arguments]) == 0
     found = report.find_runs([settings["out"]]).records
     lines = drawn(found)["training-loss"][0].lines
     assert len(found) == 2 and [len(line.get_xdata()) for line in lines] == [1 + 19 * 2] * 2
