@@ -133,6 +133,6 @@ TABLES: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, ...]]]] = {
 
 def rows(name: str) -> Rows:
     """The table of the record ``name``, in the folder of its script; empty if there is no such record."""
-    script = name.removesuffix("-cpu").replace("-", "_")
-    path = RECORDS / script / f"{name}.json"
-    return list(TABLES[name](json.loads(path.read_text(encoding="utf-8")))) if path.exists() else []
+    for path in RECORDS.glob(f"*/{name}.json"):
+        return list(TABLES[name](json.loads(path.read_text(encoding="utf-8"))))
+    return []

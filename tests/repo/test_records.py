@@ -344,10 +344,9 @@ def test_what_a_backbones_settings_cost_is_the_record():
 
 
 def test_the_table_of_language_models_is_the_records():
-    header, rows = rows_after(ROOT / "results/studies/trace_small_model/README.md", "Scores after the last task")
-    assert {row[0] for row in rows} == {
-        path.stem for path in (ROOT / "results/studies/trace_small_model").glob("*.json")
-    }
+    folder = ROOT / "results/studies/trace_small_model"
+    header, rows = rows_after(folder / "README.md", "Scores after the last task")
+    assert {row[0] for row in rows} == {path.stem for path in folder.glob("*.json")}
     for method, *cells in rows:
         record = json.loads((folder / f"{method}.json").read_text())
         scores = record["scores"]["trace"]
@@ -485,7 +484,7 @@ def test_the_table_of_the_gate_is_the_record():
 
 
 def test_the_table_of_calibration_gate_and_shift_is_the_records():
-    found = [json.loads((ROOT / f"results/{name}.json").read_text()) for name in ("upkeep-cpu", "upkeep-ranpac-cpu")]
+    found = [json.loads(benchmark_record(name).read_text()) for name in ("upkeep-cpu", "upkeep-ranpac-cpu")]
     _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/benchmarks/upkeep/upkeep-ranpac-cpu.json")
     for column, record in enumerate(found, 1):
         assert [row[column] for row in rows] == errors_and_costs(record)
