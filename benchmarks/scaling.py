@@ -114,7 +114,12 @@ def work(rank, count, threads, port, folder, args):
     gradients = sum(
         p.grad.nbytes for group in phase.optimizer.param_groups for p in group["params"] if p.grad is not None
     )
-    result = {"step": together, "alone": alone, "gradient_bytes": gradients, "precision": learner.precision} | counts
+    result = {
+        "step": together,
+        "alone": alone,
+        "gradient_bytes": gradients,
+        "precision": learner.precision.name,
+    } | counts
     Path(folder, f"{rank}.json").write_text(json.dumps(result))
 
 

@@ -158,7 +158,7 @@ def compared(name, dataset, device, args):
     return record | {
         "peak_memory_bytes": peaks,
         "batch_size": ours[0].config.batch_size,
-        "precision": ours[0].precision,
+        "precision": ours[0].precision.name,
     }
 
 
@@ -345,7 +345,7 @@ class Floor(Bare):
     """Time the bare step's operators need at the machine's rates."""
 
     def record(self):
-        self.rates = machine_rates(self.learner.device, self.learner.precision)
+        self.rates = machine_rates(self.learner.device, self.learner.precision.name)
         self.seconds = self.operations = self.bytes = 0
         images = self.epoch()
         floor = {

@@ -20,6 +20,7 @@ from pycil_wsc.keys import declared
 from pycil_wsc.methods.consolidation.triggers import Plateau
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.training import budget
 from pycil_wsc.training.batches import Sampling
 from pycil_wsc.training.options import OptimizerOptions
 from pycil_wsc.training.schedules import cosine_lr, held_lr, warmed_lr
@@ -123,20 +124,28 @@ def test_the_held_rate_follows_half_a_cosine_from_the_last_one_before(start, ann
         assert jump <= (last - value) * (1 - math.cos(math.pi / (anneal * per_epoch))) / 2 + 1e-9
 
 
+def begun(learner, task):
+    """The first phase of a task as the loop begins it, at its consolidation."""
+    phase = next(iter(learner.phases(task)))
+    run = budget.planned(learner, task, 0, phase)
+    learner.begin_phase(task, run)
+    return run
+
+
 @pytest.mark.parametrize("unit", ["epoch", "iteration"])
 def test_a_run_sets_the_held_rate_at_every_step(unit, settings):
     keys = {"schedule_unit": unit, "scheduler": "cosine", "wsc.warmup": 0.5, "wsc.average_lr": 0.03}
     learner = run_of(settings, **keys, **{"wsc.average_anneal": 1}).learner
     for task in learner.manager.tasks[:2]:
         learner.grow_for(task)
-    (phase,) = learner.phases(learner.manager.tasks[1])
-    steps = learner.batches.number(len(phase.indices)) if unit == "iteration" else 1
+    run = begun(learner, learner.manager.tasks[1])
+    steps = run.batches if unit == "iteration" else 1
     plain, last = cosine_lr(0.1, 4), cosine_lr(0.1, 4)(2 - 1 / steps)
     for step in range(steps):
         along = (1 + math.cos(math.pi * (step + 1) / steps)) / 2
-        assert phase.lr(1 + step / steps) == pytest.approx(plain(1 + step / steps))
-        assert phase.lr(2 + step / steps) == pytest.approx(0.03 + (last - 0.03) * along)
-    assert phase.lr(3) == pytest.approx(0.03)
+        assert run.lr(1 + step / steps) == pytest.approx(plain(1 + step / steps))
+        assert run.lr(2 + step / steps) == pytest.approx(0.03 + (last - 0.03) * along)
+    assert run.lr(3) == pytest.approx(0.03)
 
 
 def test_a_share_of_the_epochs_is_that_of_the_decimal_number():
@@ -163,10 +172,10 @@ def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, 
     learner = run_of(settings, **options, **{"wsc.average_lr": 0.03, "wsc.average_anneal": 0}, **keys).learner
     for task in learner.manager.tasks[:2]:
         learner.grow_for(task)
-    (phase,) = learner.phases(learner.manager.tasks[1])
-    assert learner.batches.number(len(phase.indices)) == 2
+    run = begun(learner, learner.manager.tasks[1])
+    assert run.batches == 2
     assert learner.consolidation.warmup_steps == 2 * steps
-    assert [phase.lr(epoch) for epoch in range(40)] == [0.1] * held + [0.03] * (40 - held)
+    assert [run.lr(epoch) for epoch in range(40)] == [0.1] * held + [0.03] * (40 - held)
     assert learner.consolidation.averaged == (not held)
 
 
