@@ -318,8 +318,9 @@ def _runs_of(table: pd.DataFrame, claim: Claim, side: str) -> pd.DataFrame:
 
 def _least(runs: pd.DataFrame) -> float:
     """The training accuracy of the rows, means over seeds, that is the lowest; NaN if none has one."""
-    means = runs.groupby(["row", "share"])["trained"].mean().to_numpy(float)
-    return float(means.min()) if len(means) else float("nan")
+    trained = runs.groupby(["row", "share"]).agg({"trained": "mean"}).to_numpy(float).ravel()
+    known = trained[~np.isnan(trained)]
+    return float(known.min()) if len(known) else float("nan")
 
 
 def of_resets(claim: Claim) -> bool:
