@@ -62,6 +62,9 @@ def check(config: Config) -> None:
             raise UserError(
                 f"{name}: cannot be combined with 'tasks', which define their own classes and order; leave it out"
             )
+    for name in ("init_cls", "increment") if config.increments else ():
+        if getattr(config, name) != KEYS[name].default:
+            raise UserError(f"{name}: cannot be combined with 'increments', which has every task; leave it out")
     check_device_and_paths(config, ", or a list of GPU numbers")
 
 
@@ -96,7 +99,7 @@ def remarks(config: Config, manager: "TaskSequence") -> list[str]:
 
 def _remarks_on_tasks(config: Config, manager: "TaskSequence") -> list[str]:
     *others, last = [task.num_new for task in manager.tasks]
-    if config.tasks or not others or last == config.increment:
+    if config.tasks or config.increments or not others or last == config.increment:
         return []
     classes = "1 class" if last == 1 else f"{last} classes"
     return [f"increment: the last task has {classes}, not {config.increment} ({manager.in_words()})"]

@@ -189,7 +189,8 @@ class ClassIncrementalKeys(Kind[Config, D]):
         """``<out>/<prefix>/<dataset>-b<init_cls>-inc<increment>/<method>/m<memory>/seed<seed>[-<hash>]``
 
         The hash covers the keys that are not at their defaults and not in the folder names. With ``tasks``, to which
-        others may be added later, the first one names the folder: ``<task>-tasks``.
+        others may be added later, the first one names the folder: ``<task>-tasks``. With ``increments`` it is
+        ``<dataset>-<number>tasks``.
         """
         unused, _ = config.memory_keys
         named = {name: getattr(config, name) for name in IN_FOLDER if name != unused}
@@ -204,7 +205,11 @@ def _split(config: Config) -> str:
     """The name of the data and their tasks in the folder's path."""
     name = config.tasks[0] if config.tasks else config.dataset
     dataset = re.sub(r"[^\w.]+", "-", name).strip("-")[-60:]
-    return f"{dataset}-tasks" if config.tasks else f"{dataset}-b{config.init_cls}-inc{config.increment}"
+    if config.tasks:
+        return f"{dataset}-tasks"
+    if config.increments:
+        return f"{dataset}-{len(config.increments)}tasks"
+    return f"{dataset}-b{config.init_cls}-inc{config.increment}"
 
 
 def _memory(config: Config) -> str:

@@ -22,8 +22,8 @@ class TaskOptions:
     tasks: tuple[str, ...] = key(
         (),
         "data sets to learn in this order, one per task, instead of `dataset`, `classes`, `images_per_class`,"
-        " `shuffle`, `init_cls` and `increment`: `folder:PATH` or `npz:PATH`. Classes are identified by name and may"
-        " recur in later tasks; a longer list extends a finished run",
+        " `shuffle`, `init_cls`, `increment` and `increments`: `folder:PATH` or `npz:PATH`. Classes are identified by"
+        " name and may recur in later tasks; a longer list extends a finished run",
         decides="data",
         only="experiments",
     )
@@ -40,6 +40,15 @@ class TaskOptions:
     )
     increment: int = key(
         10, "classes of each later task", low=1, decides="data", names="folder", only="experiments", instead="tasks"
+    )
+    increments: tuple[int, ...] = key(
+        (),
+        "classes of each task, such as `[3, 1, 2, 4]`, instead of `init_cls` and `increment`; they add up to the"
+        " classes of the data set, or to the number of `classes`",
+        low=1,
+        decides="data",
+        only="experiments",
+        instead="tasks",
     )
     max_tasks: int | None = key(
         None,

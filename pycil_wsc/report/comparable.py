@@ -23,7 +23,8 @@ Schedule = tuple[int, int]  # epochs for the first task and for each later one
 class Setting(NamedTuple):
     """The data and tasks of runs. ``fixed_memory``: memory is per class, otherwise in total.
 
-    For a stream of tasks, ``dataset`` is the first one, and ``init_cls`` and ``increment`` are 0.
+    For a stream of tasks, ``dataset`` is the first one, and ``init_cls`` and ``increment`` are 0, as they are with
+    ``increments``.
     """
 
     dataset: str
@@ -35,6 +36,7 @@ class Setting(NamedTuple):
     data: str = ""  # a hash of the data, if a run recorded it
     part: tuple[tuple[str, str], ...] = ()  # max_tasks and classes of runs that learn only a part of the data
     tasks: tuple[str, ...] = ()  # the tasks of a language model
+    increments: tuple[int, ...] = ()  # the classes of each task, if they are uneven
 
 
 class Comparison(NamedTuple):
@@ -107,15 +109,18 @@ def _own_setting(record: Record) -> Setting:
         tasks, known = tuple(record.data["tasks"]), _content(data)
         return Setting(config["llm.data"], 0, 0, config["llm.model"], tasks=tasks, data=known)
     stream = config.get("tasks")
+    uneven = tuple(config.get("increments") or ())
+    even = not stream and not uneven
     return Setting(
         dataset=stream[0] if stream else config["dataset"],
-        init_cls=0 if stream else config["init_cls"],
-        increment=0 if stream else config["increment"],
+        init_cls=config["init_cls"] if even else 0,
+        increment=config["increment"] if even else 0,
         convnet_type=config["convnet_type"],
         fixed_memory=config["fixed_memory"],
         validation_split=config.get("validation_split") or 0.0,
         data=_content(data),
         part=tuple((name, json.dumps(value)) for name, value in part_of(record.data).items()),
+        increments=uneven,
     )
 
 

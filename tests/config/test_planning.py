@@ -149,6 +149,12 @@ def test_what_a_method_needs_in_steps_is_said_before_it_trains(settings, tmp_pat
             ],
         ),
         (
+            {"init_cls": 10, "increment": 10, "increments": [3, 1, 2], "memory_per_class": 4},
+            "3tasks: 3 tasks: 3, 1, 2 classes",
+            [0, 24],
+            [],
+        ),
+        (
             {"fixed_memory": False, "memory_size": 100_000},
             "b2-inc2: 3 tasks: 2, 2, 2 classes",
             [0, 72],

@@ -68,6 +68,24 @@ def test_tasks_cover_every_class_once_in_order(first, increment, sizes):
             assert own.tolist() == np.flatnonzero(data.train.targets == manager.class_order[label]).tolist()
 
 
+def test_tasks_may_have_as_many_classes_as_they_are_given():
+    even, uneven = DataManager(dataset(8), True, 1993, 4, 4), DataManager(dataset(8), True, 1993, 10, 10, [3, 1, 2, 2])
+    assert [task.num_new for task in uneven.tasks] == [3, 1, 2, 2] and uneven.class_order == even.class_order
+    assert uneven.tasks[3].train_indices.tolist() == even.tasks[1].train_indices[6:].tolist()
+
+
+@pytest.mark.parametrize(
+    "increments, line",
+    [
+        ([3, 1, 2], "increments: add up to 6 of the 8 classes of 'made up'; make them larger, or choose 6 of them"),
+        ([3, 1, 5], "increments: add up to 9, but 'made up' has 8 classes; make them smaller"),
+    ],
+)
+def test_tasks_that_leave_classes_over_are_refused(increments, line):
+    with pytest.raises(UserError, match=line):
+        DataManager(dataset(8), True, 1993, 10, 10, increments)
+
+
 def test_too_large_a_first_task_is_refused():
     with pytest.raises(UserError, match="init_cls 101 is more than the 100 classes"):
         DataManager(dataset(), True, 1993, 101, 10)

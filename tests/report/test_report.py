@@ -192,6 +192,18 @@ def test_confusion_matrices_of_runs_with_other_class_orders_are_averaged_by_clas
     assert axes_of(made[0]).get_ylabel() == "true class (learning order)"
 
 
+def test_runs_with_uneven_tasks_are_compared_with_those_that_have_the_same_ones():
+    tasks = [[], [4, 6], [4, 6], [6, 4]]
+    results = [synthetic.result(classes=10, increment=5, seed=seed, increments=each) for seed, each in enumerate(tasks)]
+    found, _ = group_runs([Record.of(result) for result in results])
+    titles = {group.title.partition(", resnet32")[0]: len(group.records) for group in found}
+    assert titles == {
+        "CIFAR-100, 2 tasks of 5 classes": 1,
+        "CIFAR-100, 2 tasks of 4, 6 classes": 2,
+        "CIFAR-100, 2 tasks of 6, 4 classes": 1,
+    }
+
+
 def test_a_memory_of_all_images_has_a_place_of_its_own_beside_the_numbers():
     results = [synthetic.result("replay", memory, classes=20, max_tasks=2) for memory in (20, 200, ALL)]
     plots = drawn(*results)

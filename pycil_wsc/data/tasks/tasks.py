@@ -1,5 +1,6 @@
 """The tasks of a run, with their classes and samples."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,19 +91,30 @@ class DataManager(TaskSequence):
 
     With ``shuffle``, the class order is numpy's legacy permutation for ``seed`` (so seed 1993 gives PyCIL's order);
     otherwise it is the data set's. The first task has ``init_cls`` classes, each later one ``increment``, and the last
-    one the remaining classes.
+    one the remaining classes; or each task has as many as ``increments`` says.
     """
 
-    def __init__(self, dataset: Dataset, shuffle: bool, seed: int, init_cls: int, increment: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        shuffle: bool,
+        seed: int,
+        init_cls: int,
+        increment: int,
+        increments: Sequence[int] = (),
+    ) -> None:
         num_classes = dataset.info.num_classes
-        if init_cls > num_classes:
+        if increments:
+            boundaries = _uneven(increments, dataset)
+        elif init_cls > num_classes:
             raise UserError(
                 f"init_cls {init_cls} is more than the {num_classes} classes of '{dataset.info.name}'; make it smaller"
             )
+        else:
+            boundaries = [0, *range(init_cls, num_classes, increment), num_classes]
         order = np.random.RandomState(seed).permutation(num_classes) if shuffle else np.arange(num_classes)
         position = np.argsort(order)
         targets = [position[split.targets] for split in (dataset.train, dataset.test)]
-        boundaries = [0, *range(init_cls, num_classes, increment), num_classes]
         tasks = [np.searchsorted(boundaries, each, side="right") - 1 for each in targets]
         super().__init__(order.tolist(), boundaries, *targets, *tasks)
 
@@ -127,8 +139,26 @@ def tasks_of(dataset: Dataset, config: SeededTasks) -> TaskSequence:
     if dataset.arrivals is not None:
         sequence = TaskStream(dataset)
     else:
-        sequence = DataManager(dataset, config.shuffle, config.seed, config.init_cls, config.increment)
+        sizes = config.init_cls, config.increment, config.increments
+        sequence = DataManager(dataset, config.shuffle, config.seed, *sizes)
     return sequence if config.max_tasks is None else sequence.first(config.max_tasks)
+
+
+def _uneven(increments: Sequence[int], dataset: Dataset) -> list[int]:
+    """0, then the number of classes known after each task of as many classes as ``increments`` says."""
+    boundaries = [0, *itertools.accumulate(increments)]
+    given = boundaries[-1]
+    available = dataset.info.num_classes
+    if given > available:
+        raise UserError(
+            f"increments: add up to {given}, but '{dataset.info.name}' has {available} classes; make them smaller"
+        )
+    if given < available:
+        raise UserError(
+            f"increments: add up to {given} of the {available} classes of '{dataset.info.name}'; make them larger, or "
+            f"choose {given} of them with the key classes"
+        )
+    return boundaries
 
 
 def _by_class(indices, targets):

@@ -142,7 +142,8 @@ def drawn(config: LearnerConfig, task: Task, targets: np.ndarray) -> np.ndarray:
 
 
 def memory_size(config: LearnerConfig, task: Task, manager: TaskSequence) -> int:
-    """The number of exemplars after ``task``: the memory's keys, and a fraction of the images of ``increment`` classes.
+    """The number of exemplars after ``task``: the memory's keys, and a fraction of the images of ``increment`` classes,
+    or with ``increments`` of those of the task.
 
     With ``tasks``, the rate and the images are the task's own. Else, as in PyCIL, a rate of 0 keeps the previous size,
     and a class counts as the largest of the training set.
@@ -155,7 +156,8 @@ def memory_size(config: LearnerConfig, task: Task, manager: TaskSequence) -> int
         return usual
     rate = rate_of(config.options.m_rate_list, rated[-1])
     largest = largest_class(manager)
-    return min(rated[-1].num_seen * largest - 1, usual + int(rate * config.increment * largest))
+    increment = rated[-1].num_new if config.increments else config.increment
+    return min(rated[-1].num_seen * largest - 1, usual + int(rate * increment * largest))
 
 
 def largest_class(manager: TaskSequence) -> int:

@@ -36,6 +36,14 @@ def test_the_memory_grows_by_the_share_that_the_images_lose(digits, tmp_path, ra
     assert [memory_size(learner.config, task, learner.manager) for task in tasks] == expected
 
 
+def test_with_uneven_tasks_the_memory_grows_by_a_share_of_the_tasks_own_classes(digits, tmp_path):
+    keys = {"m_rate_list": [0.5], "memory_size": 20, "memory_per_class": 20}
+    even, tasks = grown("rmm-icarl", 0, digits, tmp_path, **keys)
+    config = replace(even.config, increments=(4, 3, 3))
+    sizes = [memory_size(config, task, even.manager) for task in tasks]
+    assert sizes == [20 + int(0.5 * classes * LARGEST) for classes in (4, 3, 3)]
+
+
 def test_later_tasks_train_on_images_drawn_once_with_replacement(digits, tmp_path):
     learner, tasks = grown("rmm-icarl", 0, digits, tmp_path, **RATES)
     targets = learner.manager.train_targets
