@@ -200,7 +200,7 @@ def last_task(name, dataset, args, precision):
     }
     keys |= {"compile": COMPILE[args.compile]}
     keys |= {} if args.shape == "imagenet" else {"convnet_options.width": args.width}
-    keys |= dict.fromkeys(registry.learners[name].epoch_keys, 1)
+    keys |= dict.fromkeys(registry.learners[name].Plan.epoch_keys, 1)
     config = resolve(
         keys | {"memory_per_class": args.images // (2 * CLASSES * max(1, args.tasks - 1)), "exemplars": "random"}
     )

@@ -14,7 +14,7 @@ from pycil_wsc.keys import declared, having
 
 if TYPE_CHECKING:
     from pycil_wsc.data.tasks.tasks import TaskSequence
-    from pycil_wsc.training.learner import BaseLearner
+    from pycil_wsc.training.plan import Plan
 
 LONGEST_NAME = 255  # bytes in a file name
 FIRST_TASKS = "first_tasks"  # in ``out``: the first tasks that runs share
@@ -31,8 +31,8 @@ def check(config: Config) -> None:
             )
     _check_rates(config)
     _check_augmentation(config)
-    learner = registry.learners[config.model_name]
-    consolidates = config.consolidate or learner.consolidates
+    method = registry.learners[config.model_name].Plan(config)
+    consolidates = config.consolidate or method.consolidates
     if consolidates and config.wsc.trigger == "held_out" and config.fixed_memory and config.memory_per_class < 2:
         raise UserError(
             "wsc.trigger: 'held_out' needs at least two exemplars per class, but memory_per_class is "
@@ -47,12 +47,12 @@ def check(config: Config) -> None:
     registry.exemplars[config.exemplars]
     for name in config.analyse:
         registry.analyses[name]
-    if config.consolidate and (reason := _why_not_consolidated(learner)):
+    if config.consolidate and (reason := _why_not_consolidated(method)):
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
     size = config.memory_keys[1]
-    if learner.needs_exemplars and not getattr(config, size):
+    if method.needs_exemplars and not getattr(config, size):
         raise UserError(f"{size}: '{config.model_name}' needs exemplars; give a number above 0, or use 'finetune'")
-    if problem := learner.check(config):
+    if problem := method.check():
         raise UserError(problem)
     for name in config.tasks or [config.dataset]:
         if not name.startswith(("npz:", "folder:")):
@@ -71,17 +71,17 @@ def check(config: Config) -> None:
 def remarks(config: Config, manager: "TaskSequence") -> list[str]:
     """Settings without effect, or with one that may surprise, a line each. ``manager``: the tasks of the run."""
     lines = _remarks_on_tasks(config, manager)
-    learner = registry.learners[config.model_name]
+    method = registry.learners[config.model_name].Plan(config)
     held = config.wsc.average_lr if config.wsc.holds_rate else None
-    if (config.consolidate or learner.consolidates) and held is not None and held > config.lrate:
+    if (config.consolidate or method.consolidates) and held is not None and held > config.lrate:
         lines.append(
             f"wsc.average_lr: after the warm-up the learning rate rises from lrate {config.lrate:g} to {held:g}; "
             "set it to lrate, or to null to keep the schedule"
         )
-    if not learner.uses_memory or config.memory_bytes is not None:
+    if not method.uses_memory or config.memory_bytes is not None:
         return lines
     unused, used = config.memory_keys
-    if getattr(config, unused) != KEYS[unused].default and unused not in learner.also_reads(config):
+    if getattr(config, unused) != KEYS[unused].default and unused not in method.also_reads():
         because, value = shown(config.fixed_memory), getattr(config, used)
         lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} ({value}) is used instead")
     images = len(manager.train_targets)
@@ -129,9 +129,9 @@ def _check_rates(config: Config) -> None:
     if len(config.betas) != 2:
         raise UserError(f"betas: expected two numbers, got {list(config.betas)}")
     lengths = vars(config) | vars(config.options)
-    learner = registry.learners[config.model_name]
-    for name in ("init_epoch", *learner.epoch_keys):
-        if name in learner.own_schedules:
+    method = registry.learners[config.model_name].Plan(config)
+    for name in ("init_epoch", *method.epoch_keys):
+        if name in method.own_schedules:
             continue  # they have no warm-up
         end = lengths[name]
         if config.warmup_epochs >= end:
@@ -142,12 +142,12 @@ def _check_rates(config: Config) -> None:
             raise UserError(f"min_lr: {config.min_lr} is above '{name}', which is {base}; make it smaller")
 
 
-def _why_not_consolidated(learner: "type[BaseLearner]") -> str | None:
-    if learner.consolidates:
+def _why_not_consolidated(method: "Plan") -> str | None:
+    if method.consolidates:
         return "already consolidates"
-    if learner.averages:
+    if method.averages:
         return "averages the weights itself"
-    return None if learner.one_phase else "does not train each task in one phase"
+    return None if method.one_phase else "does not train each task in one phase"
 
 
 def _check_wsc(options: WSCKeys) -> None:

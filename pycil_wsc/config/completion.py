@@ -45,7 +45,7 @@ def complete(flat: Mapping[str, Json]) -> Config:
     values = default | given | budget.keys | _schedule(given, default, learner, budget)
     if "wsc.average_lr" not in given and values["wsc.average_lr"] is not None:
         values["wsc.average_lr"] = values["lrate"]
-    if not learner.uses_memory:
+    if not learner.Plan.uses_memory:
         values |= {"memory_per_class": 0, "fixed_memory": True, "memory_bytes": None}
     elif values["memory_bytes"] is not None:
         values["fixed_memory"] = False
@@ -112,7 +112,7 @@ def _schedule(
     like, factor, equal_steps = budget.like, budget.factor, "operations_like" not in budget.keys
     scaled = {}
     of_first = [name for name, key in keys_of(learner).items() if key.like == "batch_size"]
-    for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.epoch_keys, "milestones")):
+    for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.Plan.epoch_keys, "milestones")):
         if not keys:
             scaled[milestones] = ()  # later tasks are learned without training
             continue
@@ -120,7 +120,7 @@ def _schedule(
         total = default[main]
         requested = given.get(main)
         if like:
-            other_keys = ("init_epoch",) if main == "init_epoch" else registry.learners[like].epoch_keys
+            other_keys = ("init_epoch",) if main == "init_epoch" else registry.learners[like].Plan.epoch_keys
             others = defaults(like)
             own = {**default, **given}[of_first[0] if of_first and main == "init_epoch" else "batch_size"]
             requested = given.get(main, sum(others[name] for name in other_keys))

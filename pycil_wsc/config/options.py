@@ -127,13 +127,13 @@ class Config(LearnerConfig, RunOptions):
         values = (
             {name: getattr(self, name) for name in declared(Config)} | vars(self.options) | self._backbone_options()
         )
-        if self.consolidate or registry.learners[self.model_name].consolidates:
+        if self.consolidate or registry.learners[self.model_name].Plan.consolidates:
             values |= {f"wsc.{name}": value for name, value in vars(self.wsc).items()}
         return plain(values)
 
     def identity(self) -> dict[str, Json]:
         """The values that decide the result, without a memory key that is unused or follows from the data."""
-        skipped = {self.memory_keys[0]} - registry.learners[self.model_name].also_reads(self)
+        skipped = {self.memory_keys[0]} - registry.learners[self.model_name].Plan(self).also_reads()
         skipped |= {"memory_size"} if self.memory_bytes is not None else set()
         values = select(self.to_dict(), self.keys, RESULT)
         return {name: value for name, value in values.items() if name not in skipped}

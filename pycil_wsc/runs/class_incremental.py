@@ -67,7 +67,7 @@ class ClassIncremental(ClassIncrementalKeys[Dataset]):
         return f"{run_folder(config).parents[2].name}: {tasks_of(data, config).in_words()}"
 
     def memory(self, config: Config, data: Dataset) -> int | None:
-        if not registry.learners[config.model_name].uses_memory:
+        if not registry.learners[config.model_name].Plan.uses_memory:
             return None
         return planned_memory(with_memory_size(config, known_images(data)), tasks_of(data, config))
 

@@ -122,7 +122,7 @@ def _small_tasks(manager):
 
 def _short(config):
     """The configuration for a single epoch of small batches in each phase, with a reset if it is consolidated."""
-    epochs = dict.fromkeys(("init_epoch", "epochs", *configured_learner(config).epoch_keys), 1)
+    epochs = dict.fromkeys(("init_epoch", "epochs", *configured_learner(config).Plan.epoch_keys), 1)
     options = {name: 1 for name in (*epochs, "recycle_every") if name in vars(config.options)}
     wsc = {"trigger": "warmup", "warmup": 0.25, "average_every": 0.01}
     return replace(

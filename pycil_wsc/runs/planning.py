@@ -43,30 +43,30 @@ def _plan_and_memory(
     config: LearnerConfig, manager: TaskSequence, start: State | None = None
 ) -> tuple[list[int], ExemplarMemory]:
     """:func:`plan_of`, and the memory after the last task, with as many exemplars as there will be."""
-    learner = configured_learner(config)
+    method = configured_learner(config).Plan(config)
     plan: list[int] = []
-    memory = configured_memory(config, learner.stored_bytes).counting()  # there is no network yet
+    memory = configured_memory(config, method).counting()  # there is no network yet
     if start:
         memory.load_state_dict(memory_of(start["learner"]))
         plan += np.diff([0, *(line["images_trained"] for line in start["history"])]).tolist()
     for task in manager.tasks[len(plan) :]:
-        if learner.needs_new_classes and not task.num_new:
+        if method.needs_new_classes and not task.num_new:
             raise UserError(
                 f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
                 "use another method, such as 'replay' or 'wsc'"
             )
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
         update = functools.partial(memory.update, task, manager.train_targets, None, rng, map)
-        quotas = learner.quotas(config, task, manager)
-        if learner.chooses_first:
+        quotas = method.quotas(task, manager)
+        if method.chooses_first:
             update(quotas)
-        number, place = (task.num_seen, "of") if learner.chooses_first else (task.num_old, "before")
-        if learner.needs_exemplars and len(memory) < number:
+        number, place = (task.num_seen, "of") if method.chooses_first else (task.num_old, "before")
+        if method.needs_exemplars and len(memory) < number:
             raise UserError(
                 f"model_name: '{config.model_name}' needs exemplars, but the memory cannot hold one of each of the "
                 f"{number} classes {place} task {task.index + 1}; give a larger memory"
             )
-        if learner.uses_memory and config.memory_size and quotas is None:
+        if method.uses_memory and config.memory_size and quotas is None:
             which = f"the {task.num_old} classes before task {task.index + 1}"
             remedy = "give a larger number, or 0 to keep none"
             check_divided_memory(config, task.num_old, which, remedy, memory.capacity(task.num_old))
@@ -76,8 +76,8 @@ def _plan_and_memory(
                 f"memory_size: fewer than one exemplar of each of the {task.num_old} classes before task "
                 f"{task.index + 1}; give a larger number, or 0 to keep none"
             )
-        plan.append(learner.planned_images(config, task, memory, manager.train_targets))
-        if not learner.chooses_first:
+        plan.append(method.planned_images(task, memory, manager.train_targets))
+        if not method.chooses_first:
             update(quotas)
     return plan, memory
 
@@ -94,7 +94,7 @@ def check_backbone(config: LearnerConfig, image_size: int) -> None:
         with restored([]):
             weights = config.pretrained if isinstance(config.pretrained, str) else False
             backbone = configured_backbone(config, image_size, weights)
-            learner.check_backbone(backbone, config)
+            learner.Plan(config).check_backbone(backbone)
             check_features(backbone, image_size, config.convnet_type)
         _buildable.add(wanted)
 
@@ -108,8 +108,8 @@ def check_plan(plan: list[int], learner: BaseLearner, task: Task) -> None:
         trained = learner.spent.images - sum(plan[:-1])
         raise WrongPlan(
             f"the learner '{learner.config.method}' trained on {trained:,} images in task {task.index + 1}, but"
-            f" {plan[-1]:,} were planned; its class must list the epochs of every phase in epoch_keys"
-            f" ({', '.join(learner.epoch_keys)}), or override planned_images"
+            f" {plan[-1]:,} were planned; its Plan must list the epochs of every phase in epoch_keys"
+            f" ({', '.join(learner.plan.epoch_keys)}), or override planned_images"
         )
 
 
@@ -121,10 +121,9 @@ def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]
         plan: the number of training images of each task.
         first: the first task that is still to be trained.
     """
-    config = learner.config
     steps = []
     for task in learner.manager.tasks[first:]:
-        epochs = max(1, learner.planned_epochs(config, task))
+        epochs = max(1, learner.plan.planned_epochs(task))
         steps.append(epochs * learner.batches.number(plan[task.index] // epochs))
     if not steps:
         return []

@@ -38,7 +38,7 @@ def result_of(
         identity=image_identity(config.method, config.identity(), {**known, "class_names": class_names}),
         tested_on="validation" if dataset.validation_share else "test",
         confusion=confusion,
-        expands=learner.expands,
+        expands=learner.plan.expands,
         train_seconds=clock["train_seconds"],
         train_seconds_spent=clock["train_seconds"] - clock["saved_seconds"],
         total_seconds=clock["total_seconds"],

@@ -148,7 +148,7 @@ class Run(Monitor):
         while self.remarks:
             self.journal.say(self.remarks.pop(0))
         try:
-            if task.index == 0 and self.config.cache_first_task and self.learner.plain_first_task:
+            if task.index == 0 and self.config.cache_first_task and self.learner.plan.plain_first_task:
                 self._learn_shared(task, resume)
             else:
                 self.learner.learn(task, self, resume)
@@ -172,7 +172,7 @@ class Run(Monitor):
             self.journal.tick()
             self.journal.note_memory(self.device)
             learned = self.learner.trained_state()  # all processes call this together
-            shares = not self.learner.measures_quotas  # whose choice of exemplars moves batch norm's statistics
+            shares = not self.learner.plan.measures_quotas  # whose choice of exemplars moves batch norm's statistics
             if path and shares and self.first_task == file.name:
                 first_task.save(path, {**self.journal.state_dict(), "learner": learned})
 
@@ -250,7 +250,7 @@ class Run(Monitor):
 
     def _renew_plan(self, state):
         """Plan the tasks that are left with the exemplars that there are, if their number could not be planned."""
-        if self.learner.measures_quotas:
+        if self.learner.plan.measures_quotas:
             self.plan = plan_of(self.config, self.manager, state)
 
     def _restore(self):

@@ -63,7 +63,7 @@ def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
 
 def _share(learner: Trainable, task: Task, number: int) -> float:
     """The phase's share of the planned images of the phases that are left."""
-    of_task = learner.planned_images(learner.config, task, learner.memory.counting(), learner.manager.train_targets)
+    of_task = learner.plan.planned_images(task, learner.memory.counting(), learner.manager.train_targets)
     begun = learner.spent.begun[number]
     own = begun["own"]
     return min(1.0, own / max(own, of_task - begun["images"], 1))
@@ -81,7 +81,7 @@ def replay_operations(learner: Trainable, task: Task) -> float:
     with cost.measured(2), learner.precision.autocast():
         network(torch.zeros(2, 3, side, side, device=learner.device)).float().sum().backward()
     assert cost.per_image is not None
-    return learner.planned_epochs(learner.config, task) * images * cost.per_image
+    return learner.plan.planned_epochs(task) * images * cost.per_image
 
 
 def costs_of_step(learner: Trainable, task: Task, run: PhaseRun) -> tuple[float, float]:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 import numpy as np
@@ -30,6 +30,7 @@ from pycil_wsc.training.optimization import parameter_groups, task_schedule
 from pycil_wsc.training.outputs import Outputs
 from pycil_wsc.training.over import Over
 from pycil_wsc.training.phase import Monitor, Phase, PhaseRun, Resume, refuse_images_and_targets
+from pycil_wsc.training.plan import Plan as MethodPlan
 from pycil_wsc.training.precision import Precision, undefined_in_bf16
 from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
 from pycil_wsc.training.spent import Spent
@@ -42,6 +43,11 @@ OF_PYCIL = {
     "after_task": "the hook after_memory, or end_task",
     "eval_task": "the hooks extract and classify",
     "build_rehearsal_memory": "register_exemplars",
+}
+PLANNED = {  # what stands in a method's Plan, and how
+    name: f"as def {name}(self, ...), with self.config" if callable(value) else f"as {name} = ..."
+    for name, value in vars(MethodPlan).items()
+    if not name.startswith("_")
 }
 NEAR = 0.9  # the least similarity of a misspelt name, such as `phase`, to a hook's; other names are the method's own
 
@@ -69,43 +75,18 @@ class BaseLearner(nn.Module):
 
     Attributes:
         Options: a frozen dataclass of the method's own keys (:func:`pycil_wsc.keys.key`).
-        uses_memory: whether the method keeps exemplars.
-        needs_exemplars: whether it would be another method without exemplars; they are then required.
-        chooses_first: whether the exemplars of a task are chosen before it is trained.
-        starts_anew: whether each task begins with new initial weights.
-        mixes: whether its batches follow ``replay_ratio``.
-        needs_new_classes: whether it cannot learn a task that brings only new images of known classes.
-        averages: whether it averages the weights itself, so that it cannot be consolidated.
-        one_phase: whether each task trains one network in one phase, as consolidation requires.
-        expands: whether its network grows with the tasks, or doubles; the report marks it with †.
-        consolidates: whether Weight Space Consolidation is a part of it.
-        measures_quotas: whether the numbers of exemplars depend on the trained network, so that a run plans again.
-        plain_first_task: whether the first task is plain cross-entropy, so that learners may share its trained weights.
-        epoch_keys: the keys whose sum is the number of epochs of a later task.
-        own_schedules: of these, the keys of phases whose learning rate has a schedule of its own.
+        Plan: what is known of the method before it has a network: facts, and arithmetic (:class:`.plan.Plan`).
     """
 
     network: IncrementalNet  # what `build` returns
 
     Options: type = NoOptions
-    uses_memory = True
-    needs_exemplars = False
-    chooses_first = False
-    starts_anew = False
-    mixes = True
-    needs_new_classes = False
-    averages = False
-    one_phase = True
-    expands = False
-    consolidates = False
-    measures_quotas = False
-    plain_first_task = False
-    epoch_keys: tuple[str, ...] = ("epochs",)
-    own_schedules: tuple[str, ...] = ()
+    Plan: type[MethodPlan] = MethodPlan
 
     def __init_subclass__(cls) -> None:
         """Raise :class:`UserError` for a class that defines hooks that do not exist, such as PyCIL's."""
         super().__init_subclass__()
+        _complete_plan(cls)
         known = [name for name in dir(BaseLearner) if re.fullmatch(HOOK, name)]
         own = vars(BaseLearner)
         hooks = [name for name, value in own.items() if callable(value) and not name.startswith("_")]
@@ -124,6 +105,10 @@ class BaseLearner(nn.Module):
                     f"{cls.__qualname__}.{name}: there is no such hook{did_you_mean(name, [*known, *near])}"
                     " (a method of your own begins with an underscore)"
                 )
+            if name in PLANNED:
+                raise UserError(
+                    f"{cls.__qualname__}.{name}: belongs in the class {cls.__qualname__}.Plan, {PLANNED[name]}"
+                )
             if name == "loss":
                 refuse_images_and_targets(value, f"{cls.__qualname__}.loss", bound=True)
 
@@ -141,11 +126,12 @@ class BaseLearner(nn.Module):
         self.train_source = train_source
         self.device = device
         self.processes = processes
+        self.plan = self.Plan(config)
         self.batches = Batches(self)
         self.precision = Precision(config.precision, device, self._undefined_in_bf16)
         self.outputs = Outputs(self)
         self.over = Over(processes)
-        self.memory = configured_memory(config, self.stored_bytes)
+        self.memory = configured_memory(config, self.plan)
         self.spent = Spent()
         with self.seeded("weights"):
             self.network = self.build()
@@ -182,10 +168,6 @@ class BaseLearner(nn.Module):
         yielded.
         """
         yield self.main_phase(task)
-
-    def new_samples(self, task: Task) -> np.ndarray:
-        """The samples of the task that it trains on, by default all: (n,). The same at each call; may have repeats."""
-        return task.train_indices
 
     def begin_phase(self, task: Task, run: PhaseRun) -> None:
         """Called before a phase, whose length and learning rates are known now and may be changed: ``run``.
@@ -226,8 +208,8 @@ class BaseLearner(nn.Module):
         """Called after training, before exemplars are chosen and the network is tested."""
 
     def measured_quotas(self, task: Task) -> Sequence[int] | None:
-        """:meth:`quotas` when the network has been trained, if they depend on it: see ``measures_quotas``."""
-        return self.quotas(self.config, task, self.manager)
+        """``plan.quotas`` when the network has been trained, if they depend on it: see ``Plan.measures_quotas``."""
+        return self.plan.quotas(task, self.manager)
 
     def after_memory(self, task: Task) -> None:
         """Called when the exemplars of the task are chosen, before the test: to store their logits, for example."""
@@ -273,51 +255,6 @@ class BaseLearner(nn.Module):
         """Further costs to record in the result, by name: numbers, or lists of one number per task."""
         return {}
 
-    # ---- what is known from the configuration alone ------------------------------------------------------------------
-
-    @classmethod
-    def stored_bytes(cls, config: LearnerConfig, num_seen: int) -> int:
-        """The bytes that are stored with each exemplar (``self.stored``) once ``num_seen`` classes are known.
-
-        The key ``memory_bytes`` pays for them as for the images.
-        """
-        return 0
-
-    @classmethod
-    def check(cls, config: LearnerConfig) -> str | None:
-        """One line that says what is wrong with the learner's own options, or None."""
-
-    @classmethod
-    def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
-        """Raise :class:`UserError` if the method cannot use ``backbone``. Called before anything is trained."""
-
-    @classmethod
-    def also_reads(cls, config: LearnerConfig) -> set[str]:
-        """Which of ``memory_size`` and ``memory_per_class`` the method reads whatever ``fixed_memory`` is."""
-        return set()
-
-    @classmethod
-    def planned_epochs(cls, config: LearnerConfig, task: Task) -> int:
-        """The number of epochs of a task, for the cost that ``--dry-run`` prints."""
-        values = vars(config) | vars(config.options)
-        return sum(values[key] for key in cls.epoch_keys) if task.index else config.init_epoch
-
-    @classmethod
-    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-        """The images that the task trains on, over all epochs, with the exemplars in ``memory``. A run checks this.
-
-        ``targets``: (N,), the classes of the whole training set.
-        """
-        return cls.planned_epochs(config, task) * (len(task.train_indices) + len(memory))
-
-    @classmethod
-    def quotas(cls, config: LearnerConfig, task: Task, manager: TaskSequence) -> Sequence[int] | None:
-        """The number of exemplars of each class seen after ``task``; None: equally many, as the memory's keys say.
-
-        ``manager``: the tasks, and the classes of the whole training set.
-        """
-        return None
-
     # ---- what hooks may use ------------------------------------------------------------------------------------------
 
     def main_phase(
@@ -351,7 +288,7 @@ class BaseLearner(nn.Module):
             indices=indices,
             loss=self.loss,
             network=self.network,
-            mixed=self.mixes,
+            mixed=self.plan.mixes,
         )
 
     def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
@@ -371,8 +308,8 @@ class BaseLearner(nn.Module):
         return int(self.manager.train_targets[task.train_indices].min())
 
     def training_indices(self, task: Task) -> np.ndarray:
-        """The task's samples, as in :meth:`new_samples`, and all exemplars: (n,)."""
-        return np.concatenate([self.new_samples(task), self.memory.indices])
+        """The task's samples, as ``plan.new_samples`` says, and all exemplars: (n,)."""
+        return np.concatenate([self.plan.new_samples(task, self.manager.train_targets), self.memory.indices])
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
@@ -432,7 +369,7 @@ class BaseLearner(nn.Module):
         self.grow_for(task)
         if resume:
             self.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
-        if self.chooses_first:
+        if self.plan.chooses_first:
             self._choose_exemplars(task)
         self.begin_task(task)
         if not resume:
@@ -456,7 +393,7 @@ class BaseLearner(nn.Module):
     def _choose_exemplars(self, task: Task) -> None:
         """Choose the exemplars of ``task``, once.
 
-        The loop does this after :meth:`end_task`, or with ``chooses_first`` before :meth:`begin_task`.
+        The loop does this after :meth:`end_task`, or with ``Plan.chooses_first`` before :meth:`begin_task`.
         """
         if self.memory.tasks > task.index:
             return
@@ -504,13 +441,31 @@ class BaseLearner(nn.Module):
         self.spent.per_exemplar = state.get("exemplar_cost", 0)  # missing likewise: part of the cost per image
 
 
-def configured_memory(config: LearnerConfig, stored_bytes: Callable[[LearnerConfig, int], int]) -> ExemplarMemory:
-    """An empty memory as configured; ``stored_bytes``: the method's hook."""
-    capacity = functools.partial(capacity_of, config, stored_bytes)
+def _complete_plan(cls: type[BaseLearner]) -> None:
+    """Derive the ``Plan`` of a new class from those of all its bases. Raises :class:`UserError` if its own is not."""
+    plans = [base.Plan for base in cls.__bases__ if issubclass(base, BaseLearner)]
+    parents = [plan for plan in plans if not any(other is not plan and issubclass(other, plan) for other in plans)]
+    parents = list(dict.fromkeys(parents))
+    if "Plan" not in vars(cls):
+        if len(parents) > 1:
+            cls.Plan = type("Plan", tuple(parents), {})
+        return
+    names = ", ".join(parent.__qualname__ if parent is not MethodPlan else "BaseLearner.Plan" for parent in parents)
+    if not (isinstance(cls.Plan, type) and all(issubclass(cls.Plan, parent) for parent in parents)):
+        raise UserError(f"{cls.__qualname__}.Plan: is not derived from its base's; write class Plan({names})")
+    for name in vars(cls.Plan):
+        near = get_close_matches(name, PLANNED, n=1, cutoff=NEAR)
+        if near and name not in PLANNED:
+            raise UserError(f"{cls.__qualname__}.Plan.{name}: there is no such name{did_you_mean(name, near)}")
+
+
+def configured_memory(config: LearnerConfig, plan: MethodPlan) -> ExemplarMemory:
+    """An empty memory as configured, of a method with this ``plan``."""
+    capacity = functools.partial(capacity_of, config, plan)
     return ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars, capacity)
 
 
-def capacity_of(config: LearnerConfig, stored_bytes: Callable[[LearnerConfig, int], int], num_seen: int) -> int:
+def capacity_of(config: LearnerConfig, plan: MethodPlan, num_seen: int) -> int:
     """The number of exemplars in all once ``num_seen`` classes are known, with ``fixed_memory`` false.
 
     ``memory_bytes`` also pays for what is stored with each, so that fewer fit the more classes there are.
@@ -519,7 +474,7 @@ def capacity_of(config: LearnerConfig, stored_bytes: Callable[[LearnerConfig, in
     if config.memory_bytes is None or not size:
         return size
     # an image takes memory_bytes / memory_size bytes, or a little less
-    return config.memory_bytes * size // (config.memory_bytes + size * stored_bytes(config, num_seen))
+    return config.memory_bytes * size // (config.memory_bytes + size * plan.stored_bytes(num_seen))
 
 
 def configured_backbone(config: LearnerConfig, image_size: int | None, pretrained: bool | str) -> Backbone:

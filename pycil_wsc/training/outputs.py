@@ -16,6 +16,7 @@ from pycil_wsc.data.batches.order import num_batches
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batches, Sampling, Settings
+from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.precision import Precision
 from pycil_wsc.training.processes import Processes
 
@@ -28,7 +29,7 @@ class Extracting(Protocol):
     processes: Processes
     device: torch.device
     batches: Batches
-    mixes: bool
+    plan: Plan
 
     @property
     def config(self) -> Settings: ...
@@ -98,6 +99,6 @@ class Outputs:
         address = ("dropout", task.index, "batch norm", learner.processes.rank)
         seeded = seeding.seeded(learner.config.seed, *address, device=learner.device)
         with learner.precision.autocast(), synced_batch_norm(learner.processes), seeded:
-            samples = Sampling(indices=learner.training_indices(task), mixed=learner.mixes)
+            samples = Sampling(indices=learner.training_indices(task), mixed=learner.plan.mixes)
             batches = learner.batches.of(samples, task.index, "batch norm")
             recompute_batch_norm(learner.network, (batch.images for batch in batches))

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase, PhaseRun
+from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.precision import Precision
 from pycil_wsc.training.processes import Processes
 from pycil_wsc.training.spent import Spent
@@ -32,6 +32,7 @@ class Trainable(Protocol):
     batches: Batches
     precision: Precision
     spent: Spent
+    plan: Plan
 
     # the hooks that the loop calls
     def phases(self, task: Task) -> Iterator[Phase]: ...
@@ -42,8 +43,6 @@ class Trainable(Protocol):
     def after_epoch(self, task: Task, run: PhaseRun, epoch: int, loss: float) -> None: ...
 
     # what a budget is planned from
-    def planned_epochs(self, config: LearnerConfig, task: Task) -> int: ...
-    def planned_images(self, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int: ...
     def new_backbone(self, pretrained: bool | str | None = None) -> Backbone: ...
 
     # of a module

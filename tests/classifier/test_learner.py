@@ -43,7 +43,7 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
     Classes come again, in the second task alone, but for the methods that need new ones.
     """
     classes = {"ant", "bee", "cat", "dog"}
-    if not registry.learners[name].needs_new_classes:
+    if not registry.learners[name].Plan.needs_new_classes:
         months[1] = month(tmp_path / "again.npz", MONTHS[0], 1)
         classes.remove("bee")
     keys = {"class_means": "exemplars"} if name == "coil" else {}  # by default of images that are gone

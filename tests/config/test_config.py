@@ -157,7 +157,7 @@ def test_schedules_are_pycils():
 def test_a_budget_gives_every_method_as_many_passes_in_each_task(name, given, first, later):
     run = resolve({"model_name": name, "budget": {"updates_like": "replay"}} | given)
     learner, tasks = registry.learners[name], [SimpleNamespace(index=index) for index in (0, 1)]
-    assert [learner.planned_epochs(run, task) for task in tasks] == [first, later]
+    assert [learner.Plan(run).planned_epochs(task) for task in tasks] == [first, later]
     usual = resolve({"model_name": name})
     assert [m / run.epochs for m in run.milestones] == pytest.approx(
         [m / usual.epochs for m in usual.milestones], abs=0.5 / run.epochs
@@ -680,7 +680,7 @@ def test_every_key_that_a_backbone_reads_makes_it_another_one_to_check(name):
             return getattr(config, attribute)
 
     config = resolve({"model_name": name, "convnet_type": "resnet8"})
-    configured_learner(config).check_backbone(configured_backbone(Recorder(), 32, False), Recorder())
+    configured_learner(config).Plan(Recorder()).check_backbone(configured_backbone(Recorder(), 32, False))
     assert "convnet_type" in read and read <= {"convnet_options", *declared(BackboneOptions)}
 
 

@@ -225,7 +225,8 @@ def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_trie
     """Its class forgets a second phase in ``epoch_keys``."""
 
     class TwoPhases(Replay):
-        one_phase = False
+        class Plan(Replay.Plan):
+            one_phase = False
 
         def phases(self, task):
             yield self.main_phase(task)
@@ -244,7 +245,7 @@ def test_a_learner_that_trains_on_other_images_than_planned_is_told_and_not_trie
     )
     assert captured.out.count("FAILED") == 1 and len(results(settings)) == 1
 
-    monkeypatch.setattr(TwoPhases, "epoch_keys", ("epochs", "epochs"))
+    monkeypatch.setattr(TwoPhases.Plan, "epoch_keys", ("epochs", "epochs"))
     assert main(["--config", write(tmp_path, settings | {"prefix": "right"})]) == 0
 
 

@@ -114,7 +114,7 @@ def whole_run(costs, method, memory):
     total = config.init_epoch * 10 * SAMPLES * costs[method][0][0]
     for task in range(1, TASKS):
         images = 10 * SAMPLES + 10 * task * memory
-        epochs = [values[key] for key in configured_learner(config).epoch_keys]
+        epochs = [values[key] for key in configured_learner(config).Plan.epoch_keys]
         total += sum(each * images * cost for each, cost in zip(epochs, costs[method][task], strict=True))
     return total
 
@@ -207,7 +207,7 @@ def test_costs_per_image_are_those_that_torch_counts(costs):
     counted = {names: cells for names, cells in page.items() if names.split(", ")[0] in METHODS}
     assert counted.keys() == STATED.keys()
     (untrained,) = page.keys() - counted.keys()
-    assert all(not registry.learners[name].epoch_keys for name in untrained.split(", "))
+    assert all(not registry.learners[name].Plan.epoch_keys for name in untrained.split(", "))
     built_in = [name for name, learner in registry.learners.items() if learner.__module__.startswith("pycil_wsc.")]
     assert sorted(name for names in page for name in names.split(", ")) == sorted(built_in)
     for names, (said,) in counted.items():

@@ -157,7 +157,7 @@ def test_a_learner_of_two_phases_that_forgot_to_say_so_cannot_be_consolidated(se
             yield self.main_phase(task)
             yield self.main_phase(task)
 
-    assert issubclass(TwoPhases, BaseLearner) and TwoPhases.one_phase
+    assert issubclass(TwoPhases, BaseLearner) and TwoPhases.Plan.one_phase
     config = resolve(settings | {"model_name": "replay", "consolidate": True})
     ours = Run(config, load_dataset(config.dataset, "."))
     learner = consolidated(TwoPhases)(config, ours.manager, ours.train_source, ours.device)

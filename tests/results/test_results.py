@@ -70,12 +70,13 @@ def test_a_run_records_whether_its_network_grows_and_readers_know_it_of_earlier_
 
 
 def test_what_readers_know_of_earlier_methods_is_what_the_methods_say_of_themselves():
-    assert {name for name, learner in registry.learners.items() if learner.expands} == EXPANDED
+    assert {name for name, learner in registry.learners.items() if learner.Plan.expands} == EXPANDED
     for name, learner in registry.learners.items():
         for fixed_memory in (True, False):
             config = resolve({"model_name": name, "fixed_memory": fixed_memory, "memory_size": 100})
             unused, _ = config.memory_keys
-            assert (unused in _unused_memory(config.recorded())) == (unused not in learner.also_reads(config)), name
+            read = unused in learner.Plan(config).also_reads()
+            assert (unused in _unused_memory(config.recorded())) != read, name
 
 
 def test_the_keys_of_the_papers_studies_are_those_that_the_tables_of_the_report_vary():

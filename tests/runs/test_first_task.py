@@ -87,7 +87,7 @@ def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings,
         assert without_places(shared) == without_places(alone), name
     assert len(entries(settings)) == 2
     assert {*PLAIN, *WITH_EXEMPLARS, "bic", "foster", "rmm-foster", "lwf", "fetril"} == {
-        name for name, learner in registry.learners.items() if learner.plain_first_task
+        name for name, learner in registry.learners.items() if learner.Plan.plain_first_task
     }
 
 

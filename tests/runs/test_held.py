@@ -131,7 +131,7 @@ def test_a_method_stores_what_it_says(undisturbed):
     """A method that stored values without ``stored_bytes`` would exceed ``memory_bytes``; all others store nothing."""
     _, result = undisturbed(model_name="derpp", exemplars="random", epochs=2, init_epoch=1)
     run = run_of(SETTINGS | {"dataset": result["config"]["dataset"]}, model_name="derpp")
-    assert result["held"]["values"] == EXEMPLARS * run.learner.stored_bytes(run.config, 6)
+    assert result["held"]["values"] == EXEMPLARS * run.learner.plan.stored_bytes(6)
 
 
 def test_too_few_bytes_for_an_exemplar_of_each_class_and_its_logits_are_one_line(settings):

@@ -98,10 +98,10 @@ def epochs_of(name):
     """The epochs of each of the three tasks, of the method's first phase; some methods train nothing in later tasks."""
     learner = registry.learners[name]
     options = SimpleNamespace(adapt=True)  # of methods that may leave the backbone as it is
-    config = SimpleNamespace(init_epoch=3, options=options, **dict.fromkeys(learner.epoch_keys, 0))
-    if learner.epoch_keys:
-        setattr(config, learner.epoch_keys[0], 4)
-    return [learner.planned_epochs(config, SimpleNamespace(index=task)) for task in range(3)]
+    config = SimpleNamespace(init_epoch=3, options=options, **dict.fromkeys(learner.Plan.epoch_keys, 0))
+    if learner.Plan.epoch_keys:
+        setattr(config, learner.Plan.epoch_keys[0], 4)
+    return [learner.Plan(config).planned_epochs(SimpleNamespace(index=task)) for task in range(3)]
 
 
 @pytest.mark.parametrize("name", sorted(registry.learners))
@@ -224,7 +224,7 @@ def test_the_planned_cost_is_the_cost(name, undisturbed):
     config = resolve(result["config"])
     assert result["images_trained"] == planned_images(config, tasks_of(load_dataset(config.dataset, "."), config))
     if not name.startswith("rmm"):  # whose quotas are drawn
-        assert exemplars_kept(folder) == [8, 16, 24] if registry.learners[name].uses_memory else [0, 0, 0]
+        assert exemplars_kept(folder) == [8, 16, 24] if registry.learners[name].Plan.uses_memory else [0, 0, 0]
 
 
 def exemplars_kept(folder):
@@ -748,7 +748,7 @@ MEMORIES = [(name, 1000) for name in sorted(registry.learners)]
 MEMORIES += [
     (name, 0)
     for name, learner in sorted(registry.learners.items())
-    if learner.uses_memory and not learner.needs_exemplars
+    if learner.Plan.uses_memory and not learner.Plan.needs_exemplars
 ]
 
 
@@ -760,7 +760,7 @@ def test_every_learner_learns_tasks_of_unequal_size_at_the_planned_cost(name, me
     keys |= {"fixed_memory": True, "m_rate_list": [0.0], "c_rate_list": [0.0]}  # RMM's rates would change the memory
     config, result = learned(settings | keys, small_data(tmp_path / "six.npz", per_class=6), 6, 3, 2)
     assert result["images_trained"] == planned_images(config, tasks_of(load_dataset(config.dataset, "."), config))
-    uses_memory = registry.learners[name].uses_memory
+    uses_memory = registry.learners[name].Plan.uses_memory
     assert exemplars_kept(run_folder(config)) == [min(memory, 6) * seen * uses_memory for seen in (3, 5, 6)]
     # PyCIL gives the prototypes of these methods the place of the means of exemplars
     has_means = name in PROTOTYPES or memory > 0 and uses_memory

@@ -76,7 +76,7 @@ class Course:
 
     def __init__(self, name, data, device):
         keys = SETTINGS | USUAL | {"dataset": f"npz:{data}", "model_name": name, "device": device}
-        epochs = ["init_epoch", *registry.learners[name].epoch_keys]
+        epochs = ["init_epoch", *registry.learners[name].Plan.epoch_keys]
         self.configs = [resolve(keys | pair | dict.fromkeys(epochs, pair["epochs"])) for pair in pairs_of(name)]
         self.device, config = resolved_device(device), self.configs[0]
         dataset = for_training(Datasets().of(config), config)
@@ -84,7 +84,7 @@ class Course:
         self.source = open_source(dataset.info, dataset.train, self.device, 0)
         self.test_source = open_source(dataset.info, dataset.test, self.device, 0)
         self.learner = configured_learner(config)(config, self.manager, self.source, self.device)
-        self.trained = [task for task in self.manager.tasks if self.learner.planned_epochs(config, task)]
+        self.trained = [task for task in self.manager.tasks if self.learner.plan.planned_epochs(task)]
         self.done, self.steps = 0, Steps()
         self.phase, self.phases, self.counted = "", set(), set()  # names: all, those with steps that count
 

@@ -119,9 +119,9 @@ def test_phases_over_stored_features_keep_their_epochs(settings):
 class Polished(registry.learners["fetril"]):
     """FeTrIL, whose later tasks also train the network on their images."""
 
-    @classmethod
-    def planned_epochs(cls, config, task):
-        return super().planned_epochs(config, task) * (2 if task.index else 1)
+    class Plan(registry.learners["fetril"].Plan):
+        def planned_epochs(self, task):
+            return super().planned_epochs(task) * (2 if task.index else 1)
 
     def phases(self, task):
         yield from super().phases(task)

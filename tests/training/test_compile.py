@@ -96,8 +96,8 @@ def graphs(monkeypatch, backend):
 
     def fit(learner, task, *others, fit=loop.fit):
         later = learner.manager.tasks[1]
-        first[0] = not task.index and bool(learner.planned_epochs(learner.config, later))
-        plain[0] = first[0] and learner.plain_first_task
+        first[0] = not task.index and bool(learner.plan.planned_epochs(later))
+        plain[0] = first[0] and learner.plan.plain_first_task
         fit(learner, task, *others)
 
     monkeypatch.setattr(loop, "Backward", Backward)

@@ -90,6 +90,42 @@ def test_a_hook_that_there_is_not_is_named(name, says):
 
 
 @pytest.mark.parametrize(
+    "name, says",
+    [
+        ("uses_memory", r"belongs in the class Mine\.Plan, as uses_memory = \.\.\."),
+        ("epoch_keys", r"belongs in the class Mine\.Plan, as epoch_keys = \.\.\."),
+        (
+            "planned_images",
+            r"belongs in the class Mine\.Plan, as def planned_images\(self, \.\.\.\), with self\.config",
+        ),
+        ("new_samples", r"belongs in the class Mine\.Plan, as def new_samples"),
+    ],
+)
+def test_what_belongs_in_a_plan_is_sent_there(name, says):
+    with pytest.raises(UserError, match=rf"Mine\.{name}: {says}"):
+        type("Mine", (BaseLearner,), {name: None, "__qualname__": "Mine"})
+
+
+def test_a_plan_is_derived_from_that_of_the_base_and_its_names_are_known():
+    with pytest.raises(UserError, match=r"Mine\.Plan: is not derived .* write class Plan\(Replay\.Plan\)"):
+        type("Mine", (Replay,), {"Plan": BaseLearner.Plan, "__qualname__": "Mine"})
+    misspelt = type("Plan", (Replay.Plan,), {"needs_exemplar": True})
+    with pytest.raises(UserError, match=r"needs_exemplar: there is no such name; did you mean 'needs_exemplars'"):
+        type("Mine", (Replay,), {"Plan": misspelt, "__qualname__": "Mine"})
+
+
+def test_a_learner_with_two_bases_has_the_facts_of_both():
+    class Growing(BaseLearner):
+        class Plan(BaseLearner.Plan):
+            expands = True
+
+    class Mixed(Growing, Replay): ...
+
+    assert Mixed.Plan.expands and Mixed.Plan.plain_first_task
+    assert not Growing.Plan.plain_first_task and not Replay.Plan.expands
+
+
+@pytest.mark.parametrize(
     "loss, found",
     [
         (lambda batch: batch.images.sum(), r"\[\(\)\]"),
@@ -210,12 +246,12 @@ def test_batches_say_which_samples_they_hold_and_which_are_exemplars(settings, r
 class NearestMean(BaseLearner):
     """Without training: the features of a random backbone, and the mean of each class as its weights."""
 
-    uses_memory = False
-    epoch_keys = ()
+    class Plan(BaseLearner.Plan):
+        uses_memory = False
+        epoch_keys = ()
 
-    @classmethod
-    def planned_epochs(cls, config, task):
-        return 0
+        def planned_epochs(self, task):
+            return 0
 
     def phases(self, task):
         return iter(())
@@ -270,7 +306,11 @@ def test_a_method_without_training_runs_and_is_nearest_mean(settings, registered
 class TwoOptimisers(BaseLearner):
     """An ordinary phase, then the head alone on stored features with Adam."""
 
-    one_phase = False
+    class Plan(BaseLearner.Plan):
+        one_phase = False
+
+        def planned_images(self, task, memory, targets):
+            return (self.planned_epochs(task) + 2) * (len(task.train_indices) + len(memory))
 
     def loss(self, batch):
         logits = self.network(batch.images)
@@ -280,10 +320,6 @@ class TwoOptimisers(BaseLearner):
         assert batch.images.shape[1:] == (self.network.head.in_features,)
         logits = self.network.head(batch.images)
         return cross_entropy(logits.float(), batch.targets), logits
-
-    @classmethod
-    def planned_images(cls, config, task, memory, targets):
-        return (cls.planned_epochs(config, task) + 2) * (len(task.train_indices) + len(memory))
 
     def phases(self, task):
         yield self.main_phase(task)
@@ -412,9 +448,9 @@ def test_stages_that_are_no_maps_are_one_line():
 
 def test_quotas_may_differ_from_class_to_class(settings, registered):
     class Uneven(Replay):
-        @classmethod
-        def quotas(cls, config, task, manager):
-            return [1 + label for label in range(task.num_seen)]
+        class Plan(Replay.Plan):
+            def quotas(self, task, manager):
+                return [1 + label for label in range(task.num_seen)]
 
     result = run_of(settings, model_name=registered(Uneven))
     result.execute()

@@ -40,7 +40,7 @@ def saved_values(saved: Config, given: Mapping[str, object]) -> dict[str, object
     """The values of ``saved``, without those that followed from a key that is now ``given``."""
     values = saved.to_dict()
     following = {
-        "epochs": {*having(KEYS, within="epochs"), *registry.learners[saved.model_name].epoch_keys[1:]},
+        "epochs": {*having(KEYS, within="epochs"), *registry.learners[saved.model_name].Plan.epoch_keys[1:]},
         "optimizer": {name for defaults in registry.optimizer_defaults.values() for name in defaults},
         "memory_bytes": {"fixed_memory"},
     }

@@ -202,11 +202,11 @@ def _noting(
 
 def _check_memory(config: Config, held: Dataset | None, classes: int) -> None:
     """Raise a :class:`UserError` if the memory would lose all of its exemplars, as it cannot hold one per class."""
-    method = configured_learner(config)
+    method = configured_learner(config).Plan(config)
     if held is None or not len(held.train) or method.measures_quotas:  # the last: checked when the task is planned
         return
     remedy = "save the learner, and load it with a larger {key}"
-    size = capacity_of(config, method.stored_bytes, classes)
+    size = capacity_of(config, method, classes)
     check_divided_memory(config, classes, f"{classes} classes", remedy, size)
 
 
@@ -227,7 +227,7 @@ def train(prepared: Prepared, work: Path) -> Trained:
         begin_with(before.per_class, work)
     state = prepared.learner.state if prepared.learner else None
     config = dataclasses.replace(prepared.config, cache_first_task=False)
-    if state and not configured_learner(config).starts_anew:
+    if state and not configured_learner(config).Plan.starts_anew:
         config = dataclasses.replace(config, pretrained=False)  # the state already has the weights
     check_backbone(config, stream.info.image_size)
     data = for_training(stream, config)

@@ -32,7 +32,8 @@ class CoFiMA(InterpolatingLearner):
         )
         fishermax: float = key(1e-4, "Fisher values are clipped to this maximum", low=0, decides="later tasks")
 
-    plain_first_task = False  # the pass after it moves the statistics of batch norm
+    class Plan(InterpolatingLearner.Plan):
+        plain_first_task = False  # the pass after it moves the statistics of batch norm
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)

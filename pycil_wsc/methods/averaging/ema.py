@@ -31,8 +31,9 @@ class EMA(Replay):
             below=1,
         )
 
-    plain_first_task = False
-    averages = True
+    class Plan(Replay.Plan):
+        plain_first_task = False
+        averages = True
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)

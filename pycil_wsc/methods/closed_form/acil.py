@@ -10,7 +10,6 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
 from pycil_wsc.networks.closed_form import ComputedHead, RidgeSums, SummedHead, Sums, without_empty
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.learner_config import LearnerConfig
 
 
 class AnalyticHead(SummedHead):
@@ -58,9 +57,9 @@ class ACIL(ClosedForm):
         IL_batch_size: int = key(4096, "images whose features are added at once", low=1)
         inplace_repeat: int = key(1, "number of times that each image is added", low=1)
 
-    @classmethod
-    def adapts(cls, config: LearnerConfig) -> bool:
-        return True
+    class Plan(ClosedForm.Plan):
+        def adapts(self) -> bool:
+            return True
 
     @property
     def part(self) -> int:

@@ -13,7 +13,6 @@ from pycil_wsc.keys import key
 from pycil_wsc.networks.closed_form import ClosedFormNet
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 
 
@@ -31,20 +30,26 @@ class ClosedForm(BaseLearner):
             None, "train the backbone on the first task, for `init_epoch` epochs; null: if it is not `pretrained`"
         )
 
+    class Plan(BaseLearner.Plan):
+        uses_memory = False
+        one_phase = False
+        epoch_keys = ()
+
+        def planned_epochs(self, task: Task) -> int:
+            return self.config.init_epoch if not task.index and self.adapts() else 0
+
+        def adapts(self) -> bool:
+            """Whether the first task trains the backbone."""
+            adapt = self.config.options.adapt
+            return not self.config.pretrained if adapt is None else adapt
+
     network: ClosedFormNet
+    plan: Plan
     takes_out = True  # whether an image that was learned can be taken out of the sums again
-    uses_memory = False
-    one_phase = False
-    epoch_keys = ()
 
     def new_head(self, width: int, dtype: torch.dtype) -> nn.Module:
         """The classifier of features (B, ``width``); ``dtype``: of its sums."""
         raise NotImplementedError(f"{type(self).__name__} has no new_head")
-
-    @classmethod
-    def adapts(cls, config: LearnerConfig) -> bool:
-        """Whether the first task trains the backbone."""
-        return not config.pretrained if config.options.adapt is None else config.options.adapt
 
     @property
     def part(self) -> int:
@@ -61,7 +66,7 @@ class ClosedForm(BaseLearner):
         return ClosedFormNet(backbone, self.new_head(backbone.out_dim, widest_float(self.device)))
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        if task.index or not self.adapts(self.config):
+        if task.index or not self.plan.adapts():
             return
         with self.seeded("weights", task.index):
             first_head = nn.Linear(self.network.backbone.out_dim, task.num_seen, bias=False)
@@ -112,7 +117,3 @@ class ClosedForm(BaseLearner):
         """In fp32, whatever the precision: large logits whose differences count."""
         with self.precision.full():
             return self.network.classify(features)
-
-    @classmethod
-    def planned_epochs(cls, config: LearnerConfig, task: Task) -> int:
-        return config.init_epoch if not task.index and cls.adapts(config) else 0

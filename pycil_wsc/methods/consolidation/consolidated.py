@@ -62,28 +62,30 @@ class Consolidated(Scoring):
     the keys ``wsc.*``.
     """
 
-    consolidates = True
+    class Plan(Scoring.Plan):
+        consolidates = True
+
+        def __init__(self, config: LearnerConfig) -> None:
+            super().__init__(config)
+            if config.wsc.first_task:  # which is not to be shared with learners that are not consolidated
+                self.plain_first_task = False
+
+        def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+            images = super().planned_images(task, memory, targets)
+            if self.config.wsc.trigger != "held_out" or not (task.index or self.config.wsc.first_task):
+                return images
+            return images - self.planned_epochs(task) * sum(held_out_counts(self.config, memory, task).values())
+
     replacement: Replacement | None = None  # this and the following: of the current task
     plateau: Plateau | None = None
     held_out_indices: np.ndarray | None = None  # exemplars that are not trained on
     warm_epochs = math.inf  # infinite until a plateau is reached
-
-    @classmethod
-    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-        images = super().planned_images(config, task, memory, targets)
-        if config.wsc.trigger != "held_out" or not (task.index or config.wsc.first_task):
-            return images
-        return images - cls.planned_epochs(config, task) * sum(held_out_counts(config, memory, task).values())
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}
         self.warmups: list[int | None] = []  # epochs before the reset, per task
         self.replaced: list[int] = []  # units replaced, per task
-
-    @property
-    def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return super().plain_first_task and not self.config.wsc.first_task
 
     def time_constants(self) -> dict[str, float]:
         rule = self._rule(self.manager.tasks[0], per_epoch=1)
@@ -107,7 +109,7 @@ class Consolidated(Scoring):
             if number:
                 raise UserError(
                     f"model_name: '{self.config.model_name}' trains a task in several phases, so it cannot be "
-                    "consolidated; declare one_phase = False in its class"
+                    "consolidated; declare one_phase = False in its Plan"
                 )
             if self._consolidates(task) and self.config.wsc.trigger == "held_out":
                 self.held_out_indices = held_out_exemplars(self, task)

@@ -13,7 +13,6 @@ from pycil_wsc.methods.distillation.wa import WA
 from pycil_wsc.networks.nets import BiasCorrectedNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
-from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 
 
@@ -50,14 +49,14 @@ class BiC(WA):
             decides="later tasks",
         )
 
-    one_phase = False
+    class Plan(WA.Plan):
+        one_phase = False
+
+        def also_reads(self) -> set[str]:
+            return {"memory_size" if self.config.options.validation == "pycil" else "memory_per_class"}
 
     def build(self) -> BiasCorrectedNet:
         return BiasCorrectedNet(self.new_backbone())
-
-    @classmethod
-    def also_reads(cls, config: LearnerConfig) -> set[str]:
-        return {"memory_size" if config.options.validation == "pycil" else "memory_per_class"}
 
     def phases(self, task: Task) -> Iterator[Phase]:
         validation = self.validation_samples(task)

@@ -60,13 +60,15 @@ class COIL(DistillingLearner):
             decides="later tasks",
         )
 
+    class Plan(DistillingLearner.Plan):
+        needs_exemplars = True
+        needs_new_classes = True
+
     new_rows: Tensor  # (new classes, d), from the old ones; and conversely:
     old_rows: Tensor  # (old classes, d)
     terms: Tensor  # (2,) the weights of their distillation in this epoch; on the device, for a loss that is compiled
     epoch = step = 0
     due = False  # whether the next step renews the old rows
-    needs_exemplars = True
-    needs_new_classes = True
 
     def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), CosineHead)

@@ -18,7 +18,8 @@ class ICaRL(DistillingLearner):
         distill: float = key(1.0, "weight of the distillation", low=0, decides="later tasks")
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
-    plain_first_task = True
+    class Plan(DistillingLearner.Plan):
+        plain_first_task = True
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         soft, logits = self.teach(batch.images), self.network(batch.images).float()

@@ -20,7 +20,6 @@ from pycil_wsc.networks.stages import stages_of, with_stages
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
-from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.schedules import cosine_lr
 
@@ -56,20 +55,25 @@ class PODNet(DistillingLearner):
         ft_epochs: int = key(20, "epochs of the second phase", low=1, decides="later tasks")
         ft_lrate: float = key(0.005, "initial learning rate of the second phase", low=0, decides="later tasks")
 
+    class Plan(DistillingLearner.Plan):
+        one_phase = False
+        epoch_keys = ("epochs", "ft_epochs")
+        own_schedules = ("ft_epochs",)
+
+        def check(self) -> str | None:
+            if self.config.label_smoothing:
+                return "label_smoothing: has no part in the loss of 'podnet'; leave it out"
+            return super().check()
+
+        def check_backbone(self, backbone: nn.Module) -> None:
+            stages_of(backbone)
+
+        def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+            balanced = balanced_set(memory, task, targets, 0) if task.index else ()
+            epochs = self.config.epochs if task.index else self.config.init_epoch
+            return epochs * (len(task.train_indices) + len(memory)) + self.config.options.ft_epochs * len(balanced)
+
     balanced: list[int] | None = None  # the samples of the second phase, while it trains
-    one_phase = False
-    epoch_keys = ("epochs", "ft_epochs")
-    own_schedules = ("ft_epochs",)
-
-    @classmethod
-    def check(cls, config: LearnerConfig) -> str | None:
-        if config.label_smoothing:
-            return "label_smoothing: has no part in the loss of 'podnet'; leave it out"
-        return super().check(config)
-
-    @classmethod
-    def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
-        stages_of(backbone)
 
     def build(self) -> IncrementalNet:
         head = functools.partial(ProxyHead, proxies=self.config.options.nb_proxy)
@@ -95,12 +99,6 @@ class PODNet(DistillingLearner):
                 indices=np.array(self.balanced),
                 mixed=False,
             )
-
-    @classmethod
-    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-        balanced = balanced_set(memory, task, targets, 0) if task.index else ()
-        epochs = config.epochs if task.index else config.init_epoch
-        return epochs * (len(task.train_indices) + len(memory)) + config.options.ft_epochs * len(balanced)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         options, before = self.config.options, None

@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.data.batches.order import batch_slices
-from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.icarl import ICaRL
@@ -31,29 +30,28 @@ class RMM(BaseLearner):
     policy chooses the rates.
     """
 
-    measures_quotas = True
+    class Plan(BaseLearner.Plan):
+        measures_quotas = True
 
-    @classmethod
-    def check(cls, config: LearnerConfig) -> str | None:
-        for name in ("m_rate_list", "c_rate_list"):
-            if not getattr(config.options, name):
-                return f"{name}: is empty; give a rate for each task, or one for all"
-        if not registry.exemplars[config.exemplars].by_class:
-            return f"exemplars: RMM gives each class a number of its own, which '{config.exemplars}' does not follow"
-        return super().check(config)
+        def check(self) -> str | None:
+            for name in ("m_rate_list", "c_rate_list"):
+                if not getattr(self.config.options, name):
+                    return f"{name}: is empty; give a rate for each task, or one for all"
+            if not registry.exemplars[self.config.exemplars].by_class:
+                choice = self.config.exemplars
+                return f"exemplars: RMM gives each class a number of its own, which '{choice}' does not follow"
+            return super().check()
 
-    @classmethod
-    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-        return cls.planned_epochs(config, task) * (len(drawn(config, task, targets)) + len(memory))
+        def new_samples(self, task: Task, targets: np.ndarray) -> np.ndarray:
+            return drawn(self.config, task, targets)
 
-    @classmethod
-    def quotas(cls, config: LearnerConfig, task: Task, manager: TaskSequence) -> Sequence[int]:
-        return shares(config, task, manager, np.arange(task.num_new) < task.num_new // 2)
+        def quotas(self, task: Task, manager: TaskSequence) -> Sequence[int]:
+            return shares(self.config, task, manager, np.arange(task.num_new) < task.num_new // 2)
 
-    def measured_quotas(self, task: Task) -> Sequence[int]:
+    def measured_quotas(self, task: Task) -> Sequence[int] | None:
         trains = not task.index and (self.config.init_epoch - 1) % 5 != 0
         if not task.num_new or not (trains or rate_of(self.config.options.c_rate_list, task)):
-            return self.quotas(self.config, task, self.manager)
+            return self.plan.quotas(task, self.manager)
         means = self.mean_losses(task, trains)
         return shares(self.config, task, self.manager, means > np.median(means))
 
@@ -80,9 +78,6 @@ class RMM(BaseLearner):
         with self.precision.autocast():
             logits = self.network(images).float()
         return cross_entropy(logits, labels, reduction="sum")
-
-    def new_samples(self, task: Task) -> np.ndarray:
-        return drawn(self.config, task, self.manager.train_targets)
 
 
 @register_learner("rmm-icarl", epochs=170, milestones=[80, 120], fixed_memory=False)

@@ -21,8 +21,9 @@ class WA(DistillingLearner):
     class Options:
         T: float = key(2.0, "temperature of the distillation", above=0, decides="later tasks")
 
-    plain_first_task = True
-    needs_new_classes = True  # without them the loss is distillation alone
+    class Plan(DistillingLearner.Plan):
+        plain_first_task = True
+        needs_new_classes = True  # without them the loss is distillation alone
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         soft, logits = self.teach(batch.images), self.network(batch.images).float()

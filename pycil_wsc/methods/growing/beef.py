@@ -18,7 +18,6 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.schedules import cosine_lr
 
@@ -54,10 +53,19 @@ class BEEF(BaseLearner):
         langevin_step_size: float = key(0.01, "Langevin dynamics: factor of the gradient in a step", low=0)
         langevin_noise: float = key(0.001, "Langevin dynamics: standard deviation of a step's noise", low=0)
 
-    epoch_keys = ("epochs", "fusion_epochs")
-    own_schedules = ("fusion_epochs",)
-    one_phase = False
-    expands = True
+    class Plan(BaseLearner.Plan):
+        epoch_keys = ("epochs", "fusion_epochs")
+        own_schedules = ("fusion_epochs",)
+        one_phase = False
+        expands = True
+
+        def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+            expansion = len(task.train_indices) + len(memory)
+            if not task.index:
+                return self.config.init_epoch * expansion
+            fusion = sum(fusion_counts(task, memory, targets))
+            return self.config.epochs * expansion + self.config.options.fusion_epochs * fusion
+
     sampling: Callable[..., Tensor]  # :meth:`sampled`, never compiled
     samples_drawn = 0  # batches of the task that were sampled, which address their noise
 
@@ -71,13 +79,6 @@ class BEEF(BaseLearner):
         self.index, self.samples_drawn = task.index, 0
         self.network.grow(task.num_seen)
         self.network.blocks[:-1].requires_grad_(False)
-
-    @classmethod
-    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-        expansion = len(task.train_indices) + len(memory)
-        if not task.index:
-            return config.init_epoch * expansion
-        return config.epochs * expansion + config.options.fusion_epochs * sum(fusion_counts(task, memory, targets))
 
     def phases(self, task: Task) -> Iterator[Phase]:
         network = self.network

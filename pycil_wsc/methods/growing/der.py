@@ -25,8 +25,9 @@ class DER(BaseLearner):
     class Options:
         alpha_aux: float = key(1.0, "weight of the auxiliary head's loss", low=0, decides="later tasks")
 
-    plain_first_task = True
-    expands = True
+    class Plan(BaseLearner.Plan):
+        plain_first_task = True
+        expands = True
 
     def build(self) -> nn.Module:
         return ExpandingNet(self.new_backbone())

@@ -57,12 +57,14 @@ class FOSTER(BaseLearner):
             decides="later tasks",
         )
 
+    class Plan(BaseLearner.Plan):
+        plain_first_task = True
+        epoch_keys = ("epochs", "compression_epochs")
+        one_phase = False
+        expands = True  # for the duration of a task
+
     student: Any
     old_head: Any
-    plain_first_task = True
-    epoch_keys = ("epochs", "compression_epochs")
-    one_phase = False
-    expands = True  # for the duration of a task
 
     def build(self) -> nn.Module:
         return ExpandingNet(self.new_backbone())

@@ -9,7 +9,6 @@ from pycil_wsc.methods.growing.der import DER
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.registry import register_learner
-from pycil_wsc.training.learner_config import LearnerConfig
 
 
 @register_learner("memo", epochs=170, milestones=[80, 120, 150])
@@ -25,26 +24,25 @@ class MEMO(DER):
         )
         train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
 
-    @classmethod
-    def check(cls, config: LearnerConfig) -> str | None:
-        if is_timm(config.convnet_type):
-            return (
-                f"model_name: 'memo' splits the backbone, which '{config.convnet_type}' does not support; "
-                "use 'der', or a built-in backbone"
-            )
-        return super().check(config)
+    class Plan(DER.Plan):
+        def check(self) -> str | None:
+            if is_timm(self.config.convnet_type):
+                return (
+                    f"model_name: 'memo' splits the backbone, which '{self.config.convnet_type}' does not support; "
+                    "use 'der', or a built-in backbone"
+                )
+            return super().check()
 
-    @classmethod
-    def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
-        if not hasattr(backbone, "split"):
-            raise UserError(
-                f"convnet_type: '{config.convnet_type}' has no split() into a shared trunk and a block per task, "
-                "which MEMO needs; use another backbone or another learner"
-            )
+        def check_backbone(self, backbone: nn.Module) -> None:
+            if not hasattr(backbone, "split"):
+                raise UserError(
+                    f"convnet_type: '{self.config.convnet_type}' has no split() into a shared trunk and a block per "
+                    "task, which MEMO needs; use another backbone or another learner"
+                )
 
     def build(self) -> nn.Module:
         backbone = self.new_backbone()
-        self.check_backbone(backbone, self.config)
+        self.plan.check_backbone(backbone)
         return ExpandingNet(backbone, share_trunk=True)
 
     def grow(self, task: Task) -> None:

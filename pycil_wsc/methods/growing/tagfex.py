@@ -52,13 +52,13 @@ class TagFex(BaseLearner):
         )
         kd_temp: float = key(2.0, "temperature of the merged head's distillation", above=0, decides="later tasks")
 
+    class Plan(BaseLearner.Plan):
+        expands = True
+
+        def check_backbone(self, backbone: nn.Module) -> None:
+            stages_of(backbone)
+
     teacher: nn.Module | None
-
-    @classmethod
-    def check_backbone(cls, backbone: nn.Module, config: object) -> None:
-        stages_of(backbone)
-
-    expands = True
 
     def build(self) -> nn.Module:
         options = self.config.options

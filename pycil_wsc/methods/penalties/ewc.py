@@ -11,7 +11,6 @@ from pycil_wsc.methods.penalties.fisher import fisher_of_batches
 from pycil_wsc.methods.penalties.penalising import PenalisingLearner, Weights
 from pycil_wsc.registry import register_learner
 from pycil_wsc.studies.diagonals import fisher_diagonal
-from pycil_wsc.training.learner_config import LearnerConfig
 
 
 @register_learner("ewc", epochs=180, milestones=[70, 120, 150], nme=False)
@@ -34,13 +33,13 @@ class EWC(PenalisingLearner):
             decides="later tasks",
         )
 
-    plain_first_task = False  # the pass after it moves the statistics of batch norm
+    class Plan(PenalisingLearner.Plan):
+        plain_first_task = False  # the pass after it moves the statistics of batch norm
 
-    @classmethod
-    def check(cls, config: LearnerConfig) -> str | None:
-        if config.options.fisher == "samples" and config.grad_checkpointing:
-            return "fisher: 'samples' does not work with grad_checkpointing; leave one of the two out"
-        return super().check(config)
+        def check(self) -> str | None:
+            if self.config.options.fisher == "samples" and self.config.grad_checkpointing:
+                return "fisher: 'samples' does not work with grad_checkpointing; leave one of the two out"
+            return super().check()
 
     @property
     def strength(self) -> float:

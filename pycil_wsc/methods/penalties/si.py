@@ -39,7 +39,8 @@ class SI(PenalisingLearner):
             decides="later tasks",
         )
 
-    plain_first_task = False  # its path is needed
+    class Plan(PenalisingLearner.Plan):
+        plain_first_task = False  # its path is needed
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)

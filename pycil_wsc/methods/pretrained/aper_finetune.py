@@ -13,7 +13,6 @@ from pycil_wsc.networks.layers import eval_frozen
 from pycil_wsc.networks.nets import Backbone, IncrementalNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
-from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 
 
@@ -39,9 +38,13 @@ class APERFinetune(SimpleCIL):
     both start from random weights.
     """
 
-    network: "TwoBranchNet"
+    class Plan(SimpleCIL.Plan):
+        epoch_keys = ("epochs",)
 
-    epoch_keys = ("epochs",)
+        def planned_epochs(self, task: Task) -> int:
+            return super().planned_epochs(task) if task.index < 2 else 0
+
+    network: "TwoBranchNet"
 
     def build(self) -> "TwoBranchNet":
         return TwoBranchNet(self.new_backbone())
@@ -71,10 +74,6 @@ class APERFinetune(SimpleCIL):
         assert self.network.tuned is not None
         logits = self.network.tuned(batch.images)
         return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
-
-    @classmethod
-    def planned_epochs(cls, config: LearnerConfig, task: Task) -> int:
-        return super().planned_epochs(config, task) if task.index < 2 else 0
 
 
 class Branch(nn.Sequential):

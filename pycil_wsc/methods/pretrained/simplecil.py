@@ -20,9 +20,10 @@ class SimpleCIL(BaseLearner):
     As in PyCIL the network starts from random weights. It needs no memory, and later tasks train nothing.
     """
 
-    uses_memory = False
-    one_phase = False
-    epoch_keys = ()
+    class Plan(BaseLearner.Plan):
+        uses_memory = False
+        one_phase = False
+        epoch_keys = ()
 
     def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), CosineHead)

@@ -25,9 +25,11 @@ class FeTrIL(ClassRows):
     similar to an old class's, moved from the one mean to the other, stand for the old one.
     """
 
-    uses_memory = False
-    one_phase = False
-    plain_first_task = True
+    class Plan(ClassRows.Plan):
+        uses_memory = False
+        one_phase = False
+        plain_first_task = True
+
     means: Tensor  # the mean feature of each class: (classes, d)
 
     def __init__(self, *arguments: Unpack[Arguments]):

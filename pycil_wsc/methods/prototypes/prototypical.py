@@ -39,7 +39,9 @@ class PrototypeLearner(ClassRows, DistillingLearner):
         lambda_fkd: float = key(10.0, "weight of the distillation of features", low=0, decides="later tasks")
         lambda_proto: float = key(10.0, "weight of the loss of the prototypes", low=0, decides="later tasks")
 
-    uses_memory = False
+    class Plan(DistillingLearner.Plan):
+        uses_memory = False
+
     two_passes = False  # whether PyCIL computes features twice in each step of a later task
     prototypes: Tensor
 

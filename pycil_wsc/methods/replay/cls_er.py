@@ -57,9 +57,10 @@ class CLSER(Replay):
             below=1,
         )
 
-    needs_exemplars = True
-    averages = True
-    plain_first_task = False  # its average is tested
+    class Plan(Replay.Plan):
+        needs_exemplars = True
+        averages = True
+        plain_first_task = False  # its average is tested
 
     plastic: nn.Module
     stable: nn.Module

@@ -9,7 +9,6 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
-from pycil_wsc.training.learner_config import LearnerConfig
 
 
 @register_learner("derpp", epochs=70, milestones=[30, 50])
@@ -31,11 +30,11 @@ class DERpp(Replay):
         )
         beta: float = key(0.5, "weight of the exemplars' labels (0.5 in the same list)", low=0, decides="later tasks")
 
-    needs_exemplars = True
+    class Plan(Replay.Plan):
+        needs_exemplars = True
 
-    @classmethod
-    def stored_bytes(cls, config: LearnerConfig, num_seen: int) -> int:
-        return 4 * num_seen  # float32 logits
+        def stored_bytes(self, num_seen: int) -> int:
+            return 4 * num_seen  # float32 logits
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if not len(self.memory):

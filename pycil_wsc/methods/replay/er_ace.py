@@ -16,7 +16,8 @@ class ERACE(Replay):
     batch. The first task, without exemplars, is plain.
     """
 
-    needs_exemplars = True
+    class Plan(Replay.Plan):
+        needs_exemplars = True
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if not len(self.memory):

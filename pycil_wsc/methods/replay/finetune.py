@@ -13,8 +13,9 @@ class Finetune(BaseLearner):
     These are the logits of its first class, in learning order, and of all later classes.
     """
 
-    uses_memory = False
-    plain_first_task = True
+    class Plan(BaseLearner.Plan):
+        uses_memory = False
+        plain_first_task = True
 
     def begin_task(self, task: Task) -> None:
         self.first = self.first_class(task)

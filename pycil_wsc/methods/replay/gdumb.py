@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.joint import Joint
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.learner_config import LearnerConfig
 
 
 @register_learner(
@@ -44,22 +42,19 @@ class GDumb(Joint):
     class Options:
         cutmix: float = key(0.5, "fraction of the batches that CutMix mixes (0.5 in the authors' code)", low=0, high=1)
 
-    plain_first_task = False
-    needs_exemplars = True
-    chooses_first = True
-    mixes = False
+    class Plan(Joint.Plan):
+        plain_first_task = False
+        needs_exemplars = True
+        chooses_first = True
+        mixes = False
+
+        def new_samples(self, task: Task, targets: np.ndarray) -> np.ndarray:
+            return np.empty(0, np.int64)  # those that it trains on are in the memory already
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.partners: Tensor | None = None  # the labels of the images that were pasted into those of the batch
         self.share: Tensor | None = None  # the weight of the batch's own labels: a scalar
-
-    def new_samples(self, task: Task) -> np.ndarray:
-        return np.empty(0, np.int64)  # those that it trains on are in the memory already
-
-    @classmethod
-    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-        return cls.planned_epochs(config, task) * len(memory)
 
     def before_step(self, batch: Batch) -> Batch:
         order = torch.randperm(len(batch), device=self.device)

@@ -12,7 +12,6 @@ from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.step.backward import Backward
 
@@ -25,8 +24,19 @@ class GEM(BaseLearner):
     of its own classes, and the exemplars of an earlier task are one batch, augmented once for the whole task.
     """
 
-    plain_first_task = True
-    mixes = False  # a batch has images of the task alone
+    class Plan(BaseLearner.Plan):
+        plain_first_task = True
+        mixes = False  # a batch has images of the task alone
+
+        def check(self) -> str | None:
+            if self.config.consolidate and self.config.wsc.trigger == "held_out":
+                return (
+                    "wsc.trigger: 'held_out' does not work with 'gem', which needs all exemplars; use another trigger"
+                )
+            return None
+
+        def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+            return self.planned_epochs(task) * len(task.train_indices)
 
     def begin_task(self, task: Task) -> None:
         self.first = self.first_class(task)
@@ -41,18 +51,8 @@ class GEM(BaseLearner):
                 self.references.append((batch, functools.partial(self.loss_over, first, end)))
         self.keep_statistics()
 
-    @classmethod
-    def check(cls, config: LearnerConfig) -> str | None:
-        if config.consolidate and config.wsc.trigger == "held_out":
-            return "wsc.trigger: 'held_out' does not work with 'gem', which needs all exemplars; use another trigger"
-        return None
-
     def phases(self, task: Task) -> Iterator[Phase]:
         yield replace(self.main_phase(task), indices=task.train_indices)
-
-    @classmethod
-    def planned_images(cls, config: LearnerConfig, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-        return cls.planned_epochs(config, task) * len(task.train_indices)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.loss_over(self.first, None, batch)

@@ -7,7 +7,8 @@ from pycil_wsc.registry import register_learner
 class Joint(Replay):
     """Full retraining: new initial weights before each task, trained with the first task's schedule."""
 
-    starts_anew = True
+    class Plan(Replay.Plan):
+        starts_anew = True
 
     def grow(self, task: Task) -> None:
         if task.index:

@@ -31,7 +31,8 @@ class L2Init(Replay):
             low=0,
         )
 
-    plain_first_task = False
+    class Plan(Replay.Plan):
+        plain_first_task = False
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)

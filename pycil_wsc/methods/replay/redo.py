@@ -17,7 +17,6 @@ from pycil_wsc.state import State
 from pycil_wsc.studies.continual_backprop import ContinualBackprop
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.step.backward import Backward
 
@@ -41,22 +40,22 @@ class ReDo(Replay):
             low=0,
         )
 
-    plain_first_task = False
+    class Plan(Replay.Plan):
+        plain_first_task = False
+
+        def check_backbone(self, backbone: nn.Module) -> None:
+            super().check_backbone(backbone)
+            if not units(backbone):
+                raise UserError(
+                    f"model_name: 'redo' finds no units in '{self.config.convnet_type}', whose blocks need conv1, bn1 "
+                    "and conv2; use another backbone or method"
+                )
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.steps = 0  # optimiser steps in all tasks
         self.optimizer_of_phase: Optimizer | None = None
         self.batch: Batch | None = None  # the batch of a step that is followed by a recycling
-
-    @classmethod
-    def check_backbone(cls, backbone: nn.Module, config: LearnerConfig) -> None:
-        super().check_backbone(backbone, config)
-        if not units(backbone):
-            raise UserError(
-                f"model_name: 'redo' finds no units in '{config.convnet_type}', whose blocks need conv1, bn1 and conv2;"
-                " use another backbone or method"
-            )
 
     def time_constants(self) -> dict[str, float]:
         return {"recycle_every": self.config.options.recycle_every}

@@ -9,7 +9,8 @@ from pycil_wsc.training.learner import BaseLearner
 class Replay(BaseLearner):
     """Cross-entropy over all classes seen, on the new data and the exemplars, shuffled together."""
 
-    plain_first_task = True
+    class Plan(BaseLearner.Plan):
+        plain_first_task = True
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)

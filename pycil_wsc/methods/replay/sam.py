@@ -25,7 +25,8 @@ class SAM(Replay):
             0.05, "radius of the perturbation of the weights (0.05 in the authors' example for CIFAR-10)", above=0
         )
 
-    plain_first_task = False
+    class Plan(Replay.Plan):
+        plain_first_task = False
 
     @torch.no_grad()
     def after_backward(self, batch: Batch, backward: Backward) -> None:

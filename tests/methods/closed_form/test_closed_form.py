@@ -301,7 +301,7 @@ def test_a_pretrained_backbone_stays_as_it_is_unless_told_otherwise():
     keys = {"model_name": "ranpac", "convnet_type": "timm:resnet18"}
     cases = [({"pretrained": True}, False), ({}, True), ({"pretrained": True, "adapt": True}, True)]
     for given, adapts in [*cases, ({"adapt": False}, False)]:
-        assert method.adapts(resolve(keys | given)) is adapts
+        assert method.Plan(resolve(keys | given)).adapts() is adapts
 
 
 def test_a_class_of_one_image_has_finite_logits(digits, tmp_path):

@@ -27,7 +27,7 @@ ALL_STEPS = {
 ONE_PHASE = sorted(
     name
     for name, learner in registry.learners.items()
-    if learner.one_phase and not (learner.consolidates or learner.averages)
+    if learner.Plan.one_phase and not (learner.Plan.consolidates or learner.Plan.averages)
 )
 
 

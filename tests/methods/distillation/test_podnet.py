@@ -150,4 +150,4 @@ def test_label_smoothing_is_refused_in_one_line(settings):
 def test_a_backbone_without_stages_is_refused_in_one_line(settings):
     with pytest.raises(UserError, match="has no stages, which this method needs; use a built-in backbone"):
         run = resolve(settings | {"model_name": "podnet"})
-        configured_learner(run).check_backbone(torch.nn.Sequential(torch.nn.Flatten()), run)
+        configured_learner(run).Plan(run).check_backbone(torch.nn.Sequential(torch.nn.Flatten()))

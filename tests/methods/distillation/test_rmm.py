@@ -48,15 +48,15 @@ def test_later_tasks_train_on_images_drawn_once_with_replacement(digits, tmp_pat
     learner, tasks = grown("rmm-icarl", 0, digits, tmp_path, **RATES)
     targets = learner.manager.train_targets
     for task, rate in zip(tasks, (0.0, 0.0, 0.3)):
-        mine = learner.new_samples(task)
+        mine = learner.plan.new_samples(task, learner.manager.train_targets)
         own = np.bincount(targets[task.train_indices])
         expected = [int((1 - rate) * count) for count in own]
         assert np.bincount(targets[mine]).tolist() == expected
         assert np.isin(mine, task.train_indices).all() and (np.diff(targets[mine]) >= 0).all()
         assert (len(np.unique(mine)) < len(mine)) == bool(rate)
-        assert np.array_equal(learner.new_samples(task), mine)
+        assert np.array_equal(learner.plan.new_samples(task, learner.manager.train_targets), mine)
     other, tasks = grown("rmm-icarl", 0, digits, tmp_path, **RATES, seed=5)
-    assert not np.array_equal(other.new_samples(tasks[2]), mine)
+    assert not np.array_equal(other.plan.new_samples(tasks[2], other.manager.train_targets), mine)
 
 
 @pytest.mark.parametrize("name", ["rmm-icarl", "rmm-foster"])

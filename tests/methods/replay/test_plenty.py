@@ -318,7 +318,7 @@ def test_redo_recycles_every_so_many_steps(digits, tmp_path):
 def test_a_backbone_without_units_to_recycle_is_refused_in_one_line(digits, tmp_path):
     learner = registry.learners["redo"]
     with pytest.raises(UserError, match="^model_name: 'redo' finds no units in 'resnet8', whose blocks need conv1"):
-        learner.check_backbone(torch.nn.Linear(3, 2), after("redo", 0, digits, tmp_path)[0].config)
+        learner.Plan(after("redo", 0, digits, tmp_path)[0].config).check_backbone(torch.nn.Linear(3, 2))
 
 
 def test_gdumb_trains_new_weights_on_the_memory_alone(digits, tmp_path):

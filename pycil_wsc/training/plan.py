@@ -1,0 +1,102 @@
+"""What is known of a method before it has a network: facts about it, and what follows from a run's configuration."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.tasks.tasks import Task, TaskSequence
+from pycil_wsc.training.learner_config import LearnerConfig
+
+
+class Plan:
+    """What a method declares of itself: a nested class of a learner, derived from that of the learner's base::
+
+        class Reservoir(Replay):
+            class Plan(Replay.Plan):
+                needs_exemplars = True
+
+    A run asks it before anything is trained: ``Reservoir.Plan(config).planned_epochs(task)``. A learner has its own as
+    ``self.plan``. One with several bases has a plan derived from all of theirs.
+
+    Args:
+        config: the configuration, whose ``options`` has the method's own keys.
+
+    Attributes:
+        uses_memory: whether the method keeps exemplars.
+        needs_exemplars: whether it would be another method without exemplars; they are then required.
+        chooses_first: whether the exemplars of a task are chosen before it is trained.
+        starts_anew: whether each task begins with new initial weights.
+        mixes: whether its batches follow ``replay_ratio``.
+        needs_new_classes: whether it cannot learn a task that brings only new images of known classes.
+        averages: whether it averages the weights itself, so that it cannot be consolidated.
+        one_phase: whether each task trains one network in one phase, as consolidation requires.
+        expands: whether its network grows with the tasks, or doubles; the report marks it with †.
+        consolidates: whether Weight Space Consolidation is a part of it.
+        measures_quotas: whether the numbers of exemplars depend on the trained network, so that a run plans again.
+        plain_first_task: whether the first task is plain cross-entropy, so that learners may share its trained weights.
+        epoch_keys: the keys whose sum is the number of epochs of a later task.
+        own_schedules: of these, the keys of phases whose learning rate has a schedule of its own.
+    """
+
+    uses_memory: bool = True
+    needs_exemplars: bool = False
+    chooses_first: bool = False
+    starts_anew: bool = False
+    mixes: bool = True
+    needs_new_classes: bool = False
+    averages: bool = False
+    one_phase: bool = True
+    expands: bool = False
+    consolidates: bool = False
+    measures_quotas: bool = False
+    plain_first_task: bool = False
+    epoch_keys: tuple[str, ...] = ("epochs",)
+    own_schedules: tuple[str, ...] = ()
+
+    def __init__(self, config: LearnerConfig) -> None:
+        self.config = config
+
+    def check(self) -> str | None:
+        """One line that says what is wrong with the method's own options, or None."""
+
+    def check_backbone(self, backbone: nn.Module) -> None:
+        """Raise :class:`UserError` if the method cannot use ``backbone``. Called before anything is trained."""
+
+    def also_reads(self) -> set[str]:
+        """Which of ``memory_size`` and ``memory_per_class`` the method reads whatever ``fixed_memory`` is."""
+        return set()
+
+    def new_samples(self, task: Task, targets: np.ndarray) -> np.ndarray:
+        """The samples of the task that it trains on, by default all: (n,). The same at each call; may have repeats.
+
+        ``targets``: (N,), the classes of the whole training set.
+        """
+        return task.train_indices
+
+    def planned_epochs(self, task: Task) -> int:
+        """The number of epochs of a task, for the cost that ``--dry-run`` prints."""
+        values = vars(self.config) | vars(self.config.options)
+        return sum(values[key] for key in self.epoch_keys) if task.index else self.config.init_epoch
+
+    def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
+        """The images that the task trains on, over all epochs, with the exemplars in ``memory``. A run checks this.
+
+        ``targets``: (N,), the classes of the whole training set.
+        """
+        return self.planned_epochs(task) * (len(self.new_samples(task, targets)) + len(memory))
+
+    def quotas(self, task: Task, manager: TaskSequence) -> Sequence[int] | None:
+        """The number of exemplars of each class seen after ``task``; None: equally many, as the memory's keys say.
+
+        ``manager``: the tasks, and the classes of the whole training set.
+        """
+        return None
+
+    def stored_bytes(self, num_seen: int) -> int:
+        """The bytes that are stored with each exemplar (``self.stored``) once ``num_seen`` classes are known.
+
+        The key ``memory_bytes`` pays for them as for the images.
+        """
+        return 0
