@@ -1,6 +1,7 @@
 """The layers of a backbone in order, for layer-wise learning rates, and its frozen parts."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -11,8 +12,11 @@ from pycil_wsc.networks import timm_models
 def layer_groups(part: nn.Module) -> list[list[nn.Parameter]]:
     """The parameters of a backbone, or of a part of it, grouped by layer from the input on.
 
-    timm's models define their layers; the layers of other modules are their children.
+    timm's models define their layers, and so may others; the layers of other modules are their children.
     """
+    own_groups: Any = getattr(part, "layer_groups", None)
+    if own_groups is not None:
+        return own_groups()
     if hasattr(part, "group_matcher"):
         return timm_models.layer_groups(part)
     groups = [list(part.parameters(recurse=False)), *(list(child.parameters()) for child in part.children())]

@@ -1,0 +1,261 @@
+"""A vision transformer of timm that is tuned from outside."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from pycil_wsc.errors import UserError
+from pycil_wsc.networks.layers import layer_groups, mark_frozen
+from pycil_wsc.networks.tuning.modules import BRANCH, PARALLEL, Adapter, LoRA, Prefix, Prompts, RoutedAdapters, Scales
+
+NEWEST = -1
+Route = int | Tensor | None  # the number of a set, one for each image, or none
+KeysAndValues = tuple[Tensor, Tensor]  # (B or 1, p, dim) each
+
+
+class TunedTransformer(nn.Module):
+    """timm's transformer ``vit`` and the sets of modules that tune it: (B, 3, H, W) -> (B, ``out_dim``) features.
+
+    Args:
+        vit: a ``VisionTransformer`` of timm without classifier, with the marks of its frozen parts.
+
+    Raises:
+        UserError: ``vit`` is something else.
+    """
+
+    def __init__(self, vit: Any):
+        super().__init__()
+        check_transformer(vit)
+        self.vit = vit
+        self.out_dim: int = vit.out_dim
+        self.sets = nn.ModuleList()
+        self.original: Any = None  # a copy from before training, if the transformer itself is trained
+        if _is_trained(vit):
+            self.original = copy.deepcopy(vit)
+            mark_frozen(self.original, ["backbone"])
+
+    @property
+    def dim(self) -> int:
+        """Of the tokens."""
+        return self.vit.embed_dim
+
+    @property
+    def depth(self) -> int:
+        """The number of blocks."""
+        return len(self.vit.blocks)
+
+    def add(self, new: nn.Module) -> int:
+        """Add a set, such as ``Prompts`` or ``Scales``; returns its number."""
+        self.sets.append(new)
+        return len(self.sets) - 1
+
+    def add_blocks(self, module: type[nn.Module], blocks: Iterable[int] | None = None, **options: Any) -> int:
+        """Add a set of a ``module(dim, **options)`` in each of ``blocks``, by default all; returns its number."""
+        chosen = range(self.depth) if blocks is None else blocks
+        return self.add(nn.ModuleDict({str(index): module(self.dim, **options) for index in chosen}))
+
+    def forward(
+        self,
+        images: Tensor,
+        route: Route = NEWEST,
+        prompts: Tensor | None = None,
+        prefixes: Mapping[int, KeysAndValues] | None = None,
+    ) -> Tensor:
+        """(B, 3, H, W) -> (B, d) features.
+
+        Args:
+            images: normalised.
+            route: the number of the set that acts, negative from the newest; None: none does. Of sets of adapters, also
+                one number for each image: int64 (B,).
+            prompts: tokens from the first block on, after those of class and registers: (B or 1, p, dim).
+            prefixes: by the block's number, keys and values before those of its tokens: (B or 1, p, dim) each.
+        """
+        tokens = self.tokens(images, route, prompts, prefixes)
+        return self.pooled(tokens, 0 if prompts is None else prompts.shape[1])
+
+    @torch.no_grad()
+    def untuned(self, images: Tensor) -> Tensor:
+        """The features of the pre-trained model: (B, 3, H, W) -> (B, d), without gradients."""
+        if self.original is not None:
+            return self.original(images)
+        return self(images, route=None)
+
+    def tokens(
+        self,
+        images: Tensor,
+        route: Route = NEWEST,
+        prompts: Tensor | None = None,
+        prefixes: Mapping[int, KeysAndValues] | None = None,
+    ) -> Tensor:
+        """Tokens after the last norm: (B, class and registers + p + patches, dim). Arguments as of :meth:`forward`."""
+        vit = self.vit
+        active = self._active(route)
+        prefixes = prefixes or {}
+        stream = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
+        if prompts is not None:
+            first = vit.num_prefix_tokens
+            inserted = prompts.to(stream.dtype).expand(len(stream), -1, -1)
+            stream = torch.cat([stream[:, :first], inserted, stream[:, first:]], 1)
+        count = stream.shape[1]
+        recomputed = vit.grad_checkpointing and torch.is_grad_enabled()
+        for index, block in enumerate(vit.blocks):
+            if isinstance(active, Prompts):
+                stream = active.before(index, stream, count)
+            module = self._module(index, route, active)
+            prefix = prefixes.get(index)
+            if recomputed:
+                stream = checkpoint(through, block, stream, module, prefix, use_reentrant=False)
+            else:
+                stream = through(block, stream, module, prefix)
+        return vit.norm(stream[:, :count])
+
+    def pooled(self, tokens: Tensor, prompts: int = 0) -> Tensor:
+        """The features as timm computes them, from all tokens but the inserted ``prompts``: (B, d)."""
+        first = self.vit.num_prefix_tokens
+        if prompts:
+            tokens = torch.cat([tokens[:, :first], tokens[:, first + prompts :]], 1)
+        return self.vit.forward_head(tokens, pre_logits=True)
+
+    def query_position(self) -> Tensor | float:
+        """The class token's position embedding, which L2P's prompts share: (1, 1, dim); 0 if there is none."""
+        vit = self.vit
+        if vit.pos_embed is None or vit.cls_token is None or vit.no_embed_class:
+            return 0.0
+        return vit.pos_embed[:, :1]
+
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters by layer, from the input on; modules in a block are of its layer."""
+        groups = [list(group) for group in layer_groups(self.vit)]
+        for part in self.sets:
+            for name, parameter in part.named_parameters():
+                place = name.replace("-", ".").removeprefix("blocks.").partition(".")[0]
+                layer = {"norm": self.depth}.get(place, 0)  # layer 0 embeds the patches
+                groups[int(place) + 1 if place.isdigit() else layer].append(parameter)
+        return groups
+
+    def _active(self, route: Route) -> nn.Module | None:
+        """The set that acts, unless each image has its own."""
+        chosen = self.sets[route] if isinstance(route, int) and len(self.sets) else None
+        for part in self.sets:
+            if isinstance(part, Scales):
+                part.switch(part is chosen)
+        return chosen
+
+    def _module(self, index: int, route: Route, active: nn.Module | None) -> Any:
+        """What tunes block ``index``, if anything does."""
+        name = str(index)
+        if isinstance(route, Tensor):
+            sets: Any = self.sets
+            return RoutedAdapters([part[name] for part in sets], route) if name in sets[0] else None
+        if isinstance(active, Scales) or not isinstance(active, nn.ModuleDict):
+            return None
+        return dict(active.items()).get(name)
+
+
+def through(block: Any, stream: Tensor, module: Any, prefix: KeysAndValues | None) -> Tensor:
+    """A block's output (B, n, dim) when ``module`` tunes it, with further keys and values ``prefix``."""
+    if module is None and prefix is None:
+        return block(stream)
+    adapter = module if isinstance(module, (Adapter, RoutedAdapters)) else None
+    lora = module if isinstance(module, LoRA) else None
+    calibrated = isinstance(module, Prefix) and module.calibrated
+    if isinstance(module, Prefix):
+        prefix = module()
+
+    def attention(normed):
+        return attend(block.attn, normed, prefix, lora, calibrated)
+
+    def attended(branch):
+        return block.drop_path1(block.ls1(branch))
+
+    def processed(branch):
+        return block.drop_path2(block.ls2(branch))
+
+    of_attention = adapter if adapter and adapter.place == "attn" else None
+    of_mlp = adapter if adapter and adapter.place == "mlp" else None
+    stream = _residual(stream, block.norm1, attention, attended, of_attention)
+    return _residual(stream, block.norm2, block.mlp, processed, of_mlp)
+
+
+def _residual(stream: Tensor, norm: Any, function: Any, scaled: Any, adapter: Any) -> Tensor:
+    """``stream`` and what attention or MLP, with their adapter if there is one, add to it."""
+    normed = norm(stream)
+    if adapter is None:
+        return stream + scaled(function(normed))
+    if adapter.mode == PARALLEL:
+        return stream + (scaled(function(normed)) + adapter(stream))
+    if adapter.mode == BRANCH:
+        return stream + scaled(function(normed) + adapter(normed))
+    branch = scaled(function(normed))
+    return stream + (branch + adapter(branch))
+
+
+def attend(
+    attn: Any, tokens: Tensor, prefix: KeysAndValues | None = None, lora: LoRA | None = None, calibrated: bool = False
+) -> Tensor:
+    """timm's attention ``attn`` over ``tokens`` (B, n, dim), with further keys and values, and with ``lora``."""
+    batch, count, _ = tokens.shape
+    projected = attn.qkv(tokens)
+    if lora is not None:
+        projected = projected + lora(tokens)
+    split = projected.reshape(batch, count, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4)
+    queries, keys, values = split.unbind(0)  # (B, heads, n, head_dim) each
+    queries = attn.q_norm(queries)
+    keys = attn.k_norm(keys)
+    length = 0
+    if prefix is not None:
+        more_keys, more_values = (_of_heads(each, attn, keys) for each in prefix)
+        length = more_keys.shape[2]
+        keys = torch.cat([more_keys, keys], 2)
+        values = torch.cat([more_values, values], 2)
+    drop = attn.attn_drop.p if attn.training else 0.0
+    if attn.fused_attn and not calibrated:
+        mixed = scaled_dot_product_attention(queries, keys, values, dropout_p=drop)
+    else:
+        weights = attn.attn_drop((queries * attn.scale @ keys.mT).softmax(-1))
+        if calibrated:
+            of_prefix = weights[..., :length]
+            of_prefix = of_prefix / of_prefix.sum(-1, keepdim=True).clamp(min=1e-12)
+            weights = torch.cat([of_prefix, weights[..., length:]], -1)
+        mixed = weights @ values
+    mixed = mixed.transpose(1, 2).reshape(batch, count, attn.num_heads * attn.head_dim)
+    if hasattr(attn, "norm"):  # not in earlier versions of timm
+        mixed = attn.norm(mixed)
+    if getattr(attn, "gate", None) is not None:
+        mixed = mixed * attn.gate(tokens).sigmoid()
+    return attn.proj_drop(attn.proj(mixed))
+
+
+def _of_heads(rows: Tensor, attn: Any, like: Tensor) -> Tensor:
+    """(B or 1, p, dim) -> (B, heads, p, head_dim), in the precision of ``like``."""
+    heads = rows.to(like.dtype).unflatten(-1, (attn.num_heads, attn.head_dim)).transpose(1, 2)
+    return heads.expand(len(like), -1, -1, -1)
+
+
+def check_transformer(backbone: nn.Module, name: str = "") -> None:
+    """Raise :class:`UserError` unless ``backbone`` is a vision transformer of timm with its usual blocks."""
+    from timm.models.vision_transformer import Attention, Block, VisionTransformer
+
+    model = name or type(backbone).__name__
+    needed = "this method tunes a VisionTransformer of timm with its usual blocks; set convnet_type to one, such as "
+    needed += "timm:vit_base_patch16_224"
+    if not isinstance(backbone, VisionTransformer):
+        raise UserError(f"convnet_type: '{model}' has no blocks to tune; {needed}")
+    for index, block in enumerate(backbone.blocks):
+        usual = type(block) is Block and type(block.attn) is Attention and block.attn.num_heads * block.attn.head_dim
+        if usual != backbone.embed_dim:
+            raise UserError(f"convnet_type: block {index} of '{model}' is of another kind; {needed}")
+
+
+def _is_trained(vit: nn.Module) -> bool:
+    """Whether any parameter is not marked as frozen."""
+    for module in vit.modules():
+        marked = getattr(module, "frozen_parameters", ())
+        if any(name not in marked for name, _ in module.named_parameters(recurse=False)):
+            return True
+    return False
