@@ -5,7 +5,6 @@ python docs/scripts/abundant.py    # writes the chosen values into exps/studies/
 
 import functools
 import json
-import lzma
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,10 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
+
+from pycil_wsc.report.texts import method_name  # noqa: E402
+from pycil_wsc.results.run_table import Row, read  # noqa: E402
+
 RECORDS = ROOT / "results" / "studies" / "abundant"
 TRIALS, STUDY = ROOT / "exps" / "studies" / "abundant_tune.json", ROOT / "exps" / "studies" / "abundant.json"
 SIZES = {1: "4 %", 10: "40 %", 25: "100 %"}  # exemplars per class, of 25 images
@@ -23,9 +26,8 @@ DEFAULT_DECAY = "Continual backprop (no unit replaced)"  # that is, Replay with 
 NEAR = ("WSC", "WiSE-FT", "CoFiMA")  # methods with the default weight decay, and near Replay
 MIS_SCALED = ("EMA", "CLS-ER", "ReDo", "Continual backprop", "DER++")  # not shown: the page says why
 LEVEL = 0.05  # of the tests after Holm's correction
-MEASURES = ("train_flops", "avg_acc")
+MEASURES = ("train_flops", "average")
 FIGURE = "![Difference from Replay of each method at Replay's operations, at three memory sizes](images/abundant.svg)"
-Run = dict[str, Any]
 
 
 class Difference(NamedTuple):
@@ -43,21 +45,17 @@ class Difference(NamedTuple):
 
 
 @functools.cache
-def packed(name: str) -> list[Run]:
-    """The results in the packed file ``name`` of results/studies/abundant."""
-    path = RECORDS / f"{name}.jsonl.xz"
-    if not path.exists():
-        return []
-    with lzma.open(path, "rt") as file:
-        return [json.loads(line)["result"] for line in file]
+def recorded(name: str) -> list[Row]:
+    """The runs in the table ``name`` of results/studies/abundant; none if it does not exist."""
+    path = RECORDS / f"{name}.csv"
+    return read(path) if path.exists() else []
 
 
 def method(keys: Mapping[str, Any]) -> str:
-    """The name of a row, from the keys of a run or of an entry of ``runs``."""
-    from pycil_wsc.report.texts import method_name
-
-    name = method_name(keys["model_name"])
-    if keys["model_name"] == "wsc":
+    """The name of a row, from the row of a run or of an entry of ``runs``."""
+    learner = keys["method"] if "method" in keys else keys["model_name"]
+    name = method_name(learner)
+    if learner == "wsc":
         name = RESETS.get(keys.get("wsc.reset", "blend"), name)
     return f"{name} (reservoir)" if keys.get("exemplars") == "reservoir" else name
 
@@ -71,9 +69,9 @@ def trials() -> dict[str, tuple[str, dict[Any, float]]]:
     for entry in entries:
         (key,) = (name for name, value in entry.items() if isinstance(value, list))
         found[method(entry)] = key, {}
-    for run in packed("trials"):
-        key, values = found[method(run["config"])]
-        values[run["config"][key]] = run["avg_acc"]
+    for run in recorded("trials"):
+        key, values = found[method(run)]
+        values[run.get(key)] = run["average"]
     return found
 
 
@@ -92,11 +90,11 @@ def choose() -> None:
 # ---- the study -------------------------------------------------------------------------------------------------------
 
 
-def runs() -> dict[str, dict[int, dict[int, Run]]]:
+def runs() -> dict[str, dict[int, dict[int, Row]]]:
     """{method: {exemplars per class: {seed: run}}}; a method without memory is at every size."""
-    found: dict[str, dict[int, dict[int, Run]]] = {}
-    for run in packed("runs"):
-        memory, seed = run["config"]["memory_per_class"], run["config"]["seed"]
+    found: dict[str, dict[int, dict[int, Row]]] = {}
+    for run in recorded("table"):
+        memory, seed = run["memory"], run["seed"]
         for size in [memory] if memory else SIZES:
             seeds = found.setdefault(row_of(run), {}).setdefault(size, {})
             assert seed not in seeds, f"two runs of {row_of(run)} at {size} exemplars with seed {seed}"
@@ -104,10 +102,10 @@ def runs() -> dict[str, dict[int, dict[int, Run]]]:
     return found
 
 
-def row_of(run: Run) -> str:
+def row_of(run: Row) -> str:
     """The name of the run's row, which says so if its rule has replaced no unit."""
-    inert = "units_replaced" in run and not any(run["units_replaced"])
-    return method(run["config"]) + (" (no unit replaced)" if inert else "")
+    inert = run.get("units_replaced") == 0  # the mean over the tasks
+    return method(run) + (" (no unit replaced)" if inert else "")
 
 
 def is_mis_scaled(row: str) -> bool:
@@ -128,7 +126,7 @@ def differences(baseline: str = "Replay") -> dict[str, dict[int, Difference]]:
         if is_mis_scaled(name):
             continue
         for size, mine in sizes.items():
-            pairs = [mine[seed]["avg_acc"] - replay[size][seed]["avg_acc"] for seed in mine if seed in replay[size]]
+            pairs = [mine[seed]["average"] - replay[size][seed]["average"] for seed in mine if seed in replay[size]]
             if len(pairs) > 1:
                 test = ttest_1samp(pairs, 0)
                 low, high = test.confidence_interval(0.95)
@@ -145,7 +143,7 @@ def rows_at_equal_decay() -> list[tuple[str, ...]]:
     return [header, *((name, *(str(found[name][size]) for size in SIZES)) for name in NEAR)] if found else []
 
 
-def over_replay(mine: dict[int, dict[int, Run]], replay: dict[int, dict[int, Run]]) -> float:
+def over_replay(mine: dict[int, dict[int, Row]], replay: dict[int, dict[int, Row]]) -> float:
     """The operations of a method's runs over those of Replay's, at all sizes together."""
     total = [0, 0]
     for size, seeds in mine.items():
@@ -163,7 +161,7 @@ def rows() -> list[tuple[str, ...]]:
     chosen = {name: f"`{key}` {json.dumps(value)}" for name, key, value in settings()}
     every = runs()
     replay = every["Replay"]
-    means = [f"{statistics.mean(run['avg_acc'] for run in replay[size].values()):.2f}" for size in SIZES]
+    means = [f"{statistics.mean(run['average'] for run in replay[size].values()):.2f}" for size in SIZES]
     lines = [("method", "chosen", *SIZES.values(), "operations"), ("Replay", chosen["Replay"], *means, "1.00")]
     for name, sizes in found.items():
         cells = [str(sizes[size]) if size in sizes else "–" for size in SIZES]
@@ -174,12 +172,13 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def settings() -> Iterator[tuple[str, str, Any]]:
-    """(method, its key, the value that the study's runs have)."""
+    """(method, its key, the value in the study's file)."""
     keys = {name: key for name, (key, _) in trials().items()}
+    entries = {method(entry): entry for entry in json.loads(STUDY.read_text())["runs"]}
     for name, sizes in runs().items():
-        config = next(iter(next(iter(sizes.values())).values()))["config"]
-        key = keys[method(config)]
-        yield name, key, config[key]
+        run = next(iter(next(iter(sizes.values())).values()))
+        key = keys[method(run)]
+        yield name, key, entries[method(run)][key]
 
 
 def sentence() -> str:
@@ -187,7 +186,7 @@ def sentence() -> str:
     of_table = [each for sizes in differences().values() for each in sizes.values()]
     left = told_apart(of_table)
     gains = sum(each.mean > 0 for each in left)
-    ends = [run["train_accuracy"][-1][-1] for run in runs()["Replay"][25].values()]
+    ends = [run["trained_10"] for run in runs()["Replay"][25].values()]
     return (
         f"By Holm's correction for the {len(of_table)} differences of this table, {len(left) - gains} of the losses "
         f"and {gains or 'none'} of the gains differ from 0. "
@@ -231,7 +230,7 @@ def draw(path: Path) -> None:
             axis.errorbar(mean, names.index(name), xerr=reach, color=color, marker="o", markersize=5, capsize=2)
         axis.axvline(0, color=TEXT, linewidth=0.8)
         operations = panel["train_flops"] / 1e12
-        axis.set_title(f"{SIZES[size]}\nReplay {panel['avg_acc']:.1f} %, {operations:.2g}·10¹² operations", fontsize=10)
+        axis.set_title(f"{SIZES[size]}\nReplay {panel['average']:.1f} %, {operations:.2g}·10¹² operations", fontsize=10)
         axis.tick_params(colors=TEXT, labelcolor=OTHER)
         axis.spines[["top", "right", "left"]].set_visible(False)
     axes[0].set_yticks(range(len(names)), names)

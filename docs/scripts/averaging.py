@@ -13,10 +13,9 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pycil_wsc.report.stats import reach  # noqa: E402
-from pycil_wsc.results import Record  # noqa: E402
-from pycil_wsc.results.packed import lines  # noqa: E402
+from pycil_wsc.results.run_table import read  # noqa: E402
 
-RUNS = ROOT / "results" / "studies" / "night" / "averaging.jsonl.xz"
+RUNS = ROOT / "results" / "studies" / "night" / "averaging.csv"
 IMAGES = 25  # of each class
 SETTINGS = {  # the rows, by `wsc.average_count` and `wsc.average_lr`
     ("late", 0.1): "late samples weigh more, constant rate (the default)",
@@ -33,13 +32,11 @@ def averages() -> pd.DataFrame:
     for each row of the table.
     """
     found = []
-    for run in lines(RUNS) if RUNS.exists() else ():
-        record = Record.of(run.result)
-        config = record.config
-        setting = config.get("wsc.average_count"), config.get("wsc.average_lr")
-        name = REPLAY if record.method == REPLAY else SETTINGS[setting]
-        share = 100 * record.memory / IMAGES
-        found.append((config["epochs"], int(share), record.seed, name, record.average))
+    for run in read(RUNS) if RUNS.exists() else ():
+        setting = run.get("wsc.average_count"), run.get("wsc.average_lr")
+        name = REPLAY if run["method"] == REPLAY else SETTINGS[setting]
+        share = 100 * run["memory"] / IMAGES
+        found.append((run["epochs"], int(share), run["seed"], name, run["average"]))
     table = pd.DataFrame(found, columns=["epochs", "share", "seed", "row", "average"])
     return table.pivot(index=["epochs", "share", "seed"], columns="row", values="average")
 

@@ -5,7 +5,7 @@ intervals.
 import functools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from math import factorial, inf, prod
@@ -20,15 +20,15 @@ from scipy.stats import kendalltau, nct, ttest_1samp
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pycil_wsc.report.figures.curves import alignment, drift  # noqa: E402
 from pycil_wsc.report.rows import PAPER  # noqa: E402
 from pycil_wsc.report.stats import reach  # noqa: E402
-from pycil_wsc.results import Record  # noqa: E402
 from pycil_wsc.results.identity import STUDIED  # noqa: E402
-from pycil_wsc.results.packed import lines  # noqa: E402
+from pycil_wsc.results.run_table import Row, read  # noqa: E402
 
-RUNS = ROOT / "results" / "studies" / "night" / "runs.jsonl.xz"
+RUNS = ROOT / "results" / "studies" / "night" / "table.csv"
 SEEDS = 5
+IMAGES = 25  # of each class
+CLASSES = 50
 SHARES = (4, 8, 16, 20, 40, 60, 80, 100)  # of a class's images that the memory keeps, in percent
 THREE = (4, 40, 100)  # those of the studies of WSC
 DISTILLING, EXPANDING = ("icarl", "bic", "wa"), ("der", "foster", "memo")
@@ -92,70 +92,83 @@ def cells(rows: Iterable[str], share: int) -> list[str]:
 # ---- the table of runs -----------------------------------------------------------------------------------------------
 
 
-def recorded(file: Path) -> list[Record]:
-    """The runs of the small protocol in a packed ``file``; none if it does not exist."""
-    packed = lines(file) if file.exists() else ()
-    found = [replace(Record.of(run.result), analyses=run.analyses) for run in packed]
-    return [record for record in found if record.config["dataset"] == "cifar100_16"]
+def recorded(file: Path) -> list[Row]:
+    """The runs in the table of the small protocol; none if it does not exist."""
+    return read(file) if file.exists() else []
 
 
-def table_of(found: Sequence[Record]) -> pd.DataFrame:
+def table_of(runs: Sequence[Row]) -> pd.DataFrame:
     """A line per run: its row, the fraction of the images that its memory keeps, its seed and its measures."""
     table = []
-    for record in found:
-        share = round(100 * record.memory / record.config["images_per_class"])
-        row = {"row": row_name(record), "share": share, "seed": record.seed, "classes": classes_of(record)}
-        table.append(row | measures(record))
+    for run in runs:
+        share = round(100 * run["memory"] / IMAGES)
+        row = {"row": row_name(run), "share": share, "seed": run["seed"], "classes": classes_of(run)}
+        table.append(row | measures(run))
     return pd.DataFrame(table, columns=["row", "share", "seed", "classes", *MEASURES, *OF_LATER_TASKS])
 
 
-def classes_of(record: Record) -> int:
+def classes_of(run: Row) -> int:
     """The number of classes that a run learns over all of its tasks."""
-    config = record.config
-    return config["init_cls"] + config["increment"] * (len(record.curve) - 1)
+    tasks = len(after_each_task(run, "accuracy"))
+    if "increment" not in run:  # the same in all runs of the table
+        return CLASSES
+    return run["init_cls"] + run["increment"] * (tasks - 1)
 
 
-def row_name(record: Record) -> str:
+def row_name(run: Row) -> str:
     """The method, and in what the run differs from those of the main table: ``wsc retain=0.1 average=False``."""
-    parts = [record.method]
+    parts = [run["method"]]
     for name, usual in STUDIED.items():
-        value = record.studied(name)
-        if value != usual:
+        value = run.get(name)
+        if value not in (None, usual):
             text = f"{value:g}" if isinstance(value, float) else str(value)
             parts.append(f"{name.removeprefix('wsc.')}={text}")
-    if len(record.curve) != 10:
-        parts.append(f"tasks={len(record.curve)}")
-    if record.method == "joint" and record.config["epochs"] < record.config["init_epoch"]:
+    tasks = len(after_each_task(run, "accuracy"))
+    if tasks != 10:
+        parts.append(f"tasks={tasks}")
+    if run["method"] == "joint" and run["epochs"] < run["init_epoch"]:
         parts.append("in Replay's schedule")
-    if record.config.get("operations_like"):
+    if run.get("operations_like"):
         parts.append("equal operations")
     return " ".join(parts)
 
 
+def after_each_task(run: Row, measure: str) -> list[float]:
+    """A measure of :data:`~pycil_wsc.results.run_table.BY_TASK` after each task; empty if the run lacks it."""
+    values = []
+    while (value := run.get(f"{measure}_{len(values) + 1}")) is not None:
+        values.append(value)
+    return values
+
+
 MEASURES = ("average", "first", "later", "newest", "forgetting", "flops", "images", "trained_last")
-OF_LATER_TASKS = ("loss", "trained", "cosine", "gradient", "drift")
+OF_LATER_TASKS = {  # columns of the runs' table that are means over all tasks but the first
+    "loss": "train_loss",
+    "trained": "train_accuracy",
+    "cosine": "gradient_cosine",
+    "gradient": "gradient_norm",
+    "drift": "drift",
+}
 
 
-def measures(record: Record) -> dict[str, float]:
+def measures(run: Row) -> dict[str, float]:
     """The measures of a run: ``first`` and ``later`` are the accuracy after the first task, and its mean after the
     others. Those ``OF_LATER_TASKS`` are means over all tasks but the first; ``loss`` and ``trained`` are the training
     loss and accuracy of a task's last epoch, and ``trained_last`` is the training accuracy of the last task's.
     """
-    data = record.data
-    losses = [curve[-1] for curve in (data.get("train_loss") or [])[1:] if curve]
-    trained = [curve[-1] for curve in (data.get("train_accuracy") or [])[1:] if curve]
-    cosines = [line["cosine"] for line in alignment(record)]
-    norms = [line["norm"] for line in alignment(record)]
-    drifts = [line["norm"] for line in drift(record)]
-    first, *others = record.curve
-    values = (data["avg_acc"], first, _mean(others), data["new_acc"], data["forgetting"], data["train_flops"])
-    values += (data["images_trained"], trained[-1] if trained else float("nan"))
-    later = map(_mean, (losses, trained, cosines, norms, drifts))
-    return dict(zip((*MEASURES, *OF_LATER_TASKS), (*values, *later), strict=True))
+    first, *others = after_each_task(run, "accuracy")
+    # from the average, which has more digits than the accuracies
+    later = ((len(others) + 1) * run["average"] - first) / len(others) if others else float("nan")
+    trained = after_each_task(run, "trained")
+    values = (run["average"], first, later, run["newest"], run["forgetting"], _number(run, "train_flops"))
+    values += (run["images_trained"], trained[-1] if len(trained) > 1 else float("nan"))
+    of_later_tasks = {name: _number(run, column) for name, column in OF_LATER_TASKS.items()}
+    return dict(zip(MEASURES, values, strict=True)) | of_later_tasks
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+def _number(run: Mapping[str, Any], column: str) -> float:
+    value = run.get(column)
+    return float("nan") if value is None else value
 
 
 def by_seed(table: pd.DataFrame, measure: str) -> pd.DataFrame:

@@ -41,7 +41,7 @@ from claim_findings import (
 from claims_figure import IMAGE, draw
 from claims_in_detail import markdown, measured
 
-from pycil_wsc.results import Record
+from pycil_wsc.results.run_table import Row
 
 PAGE = ROOT / "docs" / "claims.md"
 MARGIN = 1.0  # points of accuracy that count as no difference
@@ -268,7 +268,7 @@ CAUTIONS = """\
 LINK = "[The claims in detail](claims_in_detail.md): measures, costs, every memory size and every method.\n"
 
 
-def page(found: Sequence[Record]) -> str:
+def page(found: Sequence[Row]) -> str:
     """The page docs/claims.md."""
     table = table_of(found)
     findings = sorted((finding(claim, table) for claim in CLAIMS), key=lambda each: VERDICTS.index(each.verdict))

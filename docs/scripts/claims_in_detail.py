@@ -16,6 +16,7 @@ from claim_findings import (  # beside this file, as the next one is
     VERDICTS,
     Claim,
     Finding,
+    after_each_task,
     by_seed,
     correlation,
     finding,
@@ -26,7 +27,7 @@ from claim_findings import (  # beside this file, as the next one is
 )
 from figure import NAMES, SCHEDULE
 
-from pycil_wsc.results import Record
+from pycil_wsc.results.run_table import Row
 
 PAGE = ROOT / "docs" / "claims_in_detail.md"
 ESTIMATE = 1015, 24.8  # all runs, and the hours of two cores that they take by `--dry-run --measure`, on an AMD EPYC
@@ -146,7 +147,7 @@ of the bootstrap over our seeds, which is too narrow with so few. p is the proba
 """
 
 
-def page(found: Sequence[Record], claims: Sequence[Claim]) -> str:
+def page(found: Sequence[Row], claims: Sequence[Claim]) -> str:
     """The page docs/claims_in_detail.md."""
     table = table_of(found)
     findings = sorted((finding(claim, table) for claim in claims), key=lambda each: VERDICTS.index(each.verdict))
@@ -236,10 +237,12 @@ def of_wa(table: pd.DataFrame) -> str:
     return f"\n{OF_WA}{markdown(header, rows)}"
 
 
-def of_bic(found: Sequence[Record]) -> str:
+def of_bic(found: Sequence[Row]) -> str:
     """What BiC's bias correction does to the newest classes, where it has images."""
-    corrected = [record for record in found if row_name(record) == "bic" and record.memory > 1]
-    newest = [row[-1] for record in corrected for row in record.data["matrix"][1:]]
+    newest = []
+    for run in found:
+        if row_name(run) == "bic" and run["memory"] > 1:
+            newest += after_each_task(run, "newest")[1:]
     if not newest:
         return ""
     lost = 100 * sum(accuracy == 0 for accuracy in newest) / len(newest)
@@ -293,18 +296,12 @@ def correlations(table: pd.DataFrame) -> list[list[str]]:
     return [taus, chances, seeds]
 
 
-def seconds_of(record: Record) -> float:
-    """What the run took, without the training of a first task that it took from another one."""
-    run = record.data
-    return run["total_seconds"] - run["train_seconds"] + run.get("train_seconds_spent", run["train_seconds"])
-
-
-def hours(found: Sequence[Record]) -> str:
+def hours(found: Sequence[Row]) -> str:
     """What the runs of ``all.json`` took, and what they were estimated to take."""
-    found = [record for record in found if not record.config.get("operations_like")]
-    spent = sum(map(seconds_of, found)) / 3600 / 2
+    of_all = [run for run in found if not run.get("operations_like")]
+    spent = sum(run["seconds"] for run in of_all) / 3600 / 2
     runs, estimate = ESTIMATE
     return (
-        f"{len(found):,} runs, each on one core, took {spent:.1f} hours of two cores by the clock, beside other work. "
+        f"{len(of_all):,} runs, each on one core, took {spent:.1f} hours of two cores by the clock, beside other work. "
         f"`--dry-run --measure` estimates {estimate:g} hours for all {runs:,} runs."
     )

@@ -15,22 +15,17 @@ from claim_findings import EIGHT, NOT_RUN  # noqa: E402  beside this file, as th
 from figure import NAMES  # noqa: E402
 
 from pycil_wsc.config.loading import load  # noqa: E402
-from pycil_wsc.results import Record  # noqa: E402
-from pycil_wsc.results.packed import lines  # noqa: E402
+from pycil_wsc.results.run_table import read  # noqa: E402
 
-RUNS = ROOT / "results" / "studies" / "night" / "imagenet100.jsonl.xz"
+RUNS = ROOT / "results" / "studies" / "night" / "imagenet100.csv"
 CONFIG = ROOT / "exps" / "studies" / "night" / "imagenet100.json"
 
 
 def rows() -> list[tuple[str, ...]]:
     """The table's lines, the header first; empty without records. A cell has all seeds, or none of them."""
-    found = []
-    for run in lines(RUNS) if RUNS.exists() else ():
-        record = Record.of(run.result)
-        found.append((record.method, record.memory, record.average))
-    if not found:
+    if not RUNS.exists():
         return []
-    averages = pd.DataFrame(found, columns=["method", "memory", "average"])
+    averages = pd.DataFrame(read(RUNS), columns=["method", "memory", "average"])
     planned = [run.to_dict() for run in load(CONFIG)]
     seeds = len({run["seed"] for run in planned})
     sizes = sorted({run["memory_per_class"] for run in planned})

@@ -10,7 +10,7 @@ from pycil_wsc.errors import one_line
 from pycil_wsc.report.duplicates import Variant
 from pycil_wsc.report.texts import data_file, method_rank
 from pycil_wsc.results import ALL, Record
-from pycil_wsc.results.schema import HUGE, ImageResult
+from pycil_wsc.results.schema import ImageResult, is_measure
 
 PAPER = data_file("paper.json")  # the paper's numbers, shown for reference beside ours
 SETTINGS = PAPER["settings"]  # the values of keys that are the same in all of its runs
@@ -56,13 +56,8 @@ def undeclared(records: Iterable[Record]) -> list[Column]:
     names: dict[str, bool] = {}
     for record in records:
         for name in record.data.keys() - ImageResult.model_fields.keys() - {"schema"}:
-            names[name] = names.get(name, True) and _is_measure(record.data[name])
+            names[name] = names.get(name, True) and is_measure(record.data[name])
     return [Column(name, name) for name in sorted(names) if name and names[name]]
-
-
-def _is_measure(value: Any) -> bool:
-    numbers = value if isinstance(value, list) else [value]
-    return bool(numbers) and all(type(number) in (int, float) and abs(number) < HUGE for number in numbers)
 
 
 def scores(tasks: Sequence[str], version: str = "trace", stage: int = -1) -> list[Column]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
@@ -264,3 +265,22 @@ def _malformed(
 
 def _of_another_version(path: Path | str, name: str, state: str) -> UnusableRun:
     return UnusableRun(f"{path}: is a result of another version ('{name}' is {state}); move it away to run this again")
+
+
+def undeclared_measures(contents: Mapping[str, Json]) -> dict[str, float]:
+    """Numbers that an image run recorded beside the declared fields, and means of lists of them.
+
+    They are registered metrics, and records of a method.
+    """
+    measures = {}
+    for name in sorted(contents.keys() - ImageResult.model_fields.keys() - {"schema"}):
+        value = contents[name]
+        if name and is_measure(value):
+            measures[name] = fmean(value) if isinstance(value, list) else value
+    return measures
+
+
+def is_measure(value: Json) -> bool:
+    """Whether a value of a result is a number, or a list of numbers."""
+    numbers = value if isinstance(value, list) else [value]
+    return bool(numbers) and all(type(number) in (int, float) and abs(number) < HUGE for number in numbers)

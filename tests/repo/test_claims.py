@@ -19,9 +19,9 @@ from scipy.stats import kendalltau, ttest_1samp
 from support import synthetic
 from support.pages import rows_after, shown_in
 
-from pycil_wsc.config.loading import load, resolve
+from pycil_wsc.config.loading import load
 from pycil_wsc.results import Record
-from pycil_wsc.results.packed import lines, pack
+from pycil_wsc.results.run_table import add, read, rows_of
 
 ROOT = Path(__file__).parents[2]
 NIGHT, PAPER_PAGE = ROOT / "exps" / "studies" / "night", ROOT / "docs" / "paper.md"
@@ -199,6 +199,20 @@ def record(method="wsc", memory=5, analyses=(), **keys):
     return replace(Record.of(synthetic.result(method, memory, **keys)), analyses=list(analyses))
 
 
+OTHERS = [  # beside which the keys of one run vary
+    record(),
+    record("joint", init_epoch=114, epochs=40, operations_like=None, init_cls=5),
+    record("der", operations_like="replay", exemplars="reservoir", increment=2, init_cls=2),
+    record(wsc__retain=0.5, wsc__average=False, wsc__importance="drift"),
+]
+
+
+def rows(*records):
+    """The rows of a table that has these runs and others."""
+    runs = [(f"run {number}", each) for number, each in enumerate((*records, *OTHERS))]
+    return rows_of(runs)[: len(records)]
+
+
 @pytest.mark.parametrize(
     "keys, name",
     [
@@ -213,7 +227,7 @@ def record(method="wsc", memory=5, analyses=(), **keys):
     ],
 )
 def test_a_run_is_named_by_what_differs_from_the_main_table(keys, name):
-    line = findings.table_of([record(**keys)]).iloc[0]
+    line = findings.table_of(rows(record(**keys))).iloc[0]
     assert (line["row"], line["share"]) == (name, 20)
 
 
@@ -230,7 +244,8 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
     ]
     found = record(analyses=analyses)
     found.data["train_accuracy"] = [[10.0, 20.0 + task] for task in range(10)]
-    line = findings.table_of([found]).iloc[0]
+    found.data["train_flops"] = 3e9
+    line = findings.table_of(rows(found)).iloc[0]
     assert (line["cosine"], line["gradient"], line["drift"]) == pytest.approx((0.5, 10, 5))
     for measure, curves in (("loss", "train_loss"), ("trained", "train_accuracy")):
         assert line[measure] == pytest.approx(np.mean([values[-1] for values in found.data[curves][1:]]))
@@ -238,7 +253,7 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
     assert [line[name] for name in ("average", "newest", "forgetting", "flops")] == [
         found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
     ]
-    assert findings.table_of([record()])[["cosine", "gradient", "drift"]].isna().all(axis=None), (
+    assert findings.table_of(rows(record()))[["cosine", "gradient", "drift"]].isna().all(axis=None), (
         "a run without analyses has none"
     )
 
@@ -249,7 +264,7 @@ def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
     for method, memory, seed in itertools.product(levels, (1, 20, 25), range(5)):
         average = levels[method] + (seed / 10 if method == "wa" else 0)
         runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": float(average)}))
-    text = claims.page(runs)
+    text = claims.page(rows(*runs))
     verdicts = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")]
     kinds = [re.split(r" \(|,", verdict)[0] for verdict in verdicts[2 : 2 + len(claims.CLAIMS)]]
     assert kinds == sorted(kinds, key=findings.VERDICTS.index) and len(kinds) == len(claims.CLAIMS)
@@ -263,7 +278,7 @@ def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
 
 
 def test_without_runs_every_claim_is_not_run_yet(tmp_path):
-    text = claims.page(findings.recorded(tmp_path / "runs.jsonl"))
+    text = claims.page(findings.recorded(tmp_path / "table.csv"))
     assert text.count("not run yet (0 of ") == len(claims.CLAIMS)
 
 
@@ -275,21 +290,15 @@ def test_the_pages_are_those_of_the_recorded_runs():
         assert page.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
 
 
-def spent(record):
-    """The seconds of the run itself: another one may have trained its first task."""
-    run = record.data
-    return run["total_seconds"] - (run["train_seconds"] - run["train_seconds_spent"])
-
-
 def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
     note = (ROOT / "results" / "studies" / "night" / "README.md").read_text(encoding="utf-8")
     replay = findings.by_seed(findings.table_of(recorded()), "average")
     span = (replay["replay@100"] - replay["replay@4"]).mean()
     assert f"{span:.1f} in the runs, with five" in note
-    found = [each for each in recorded() if not each.config.get("operations_like")]
-    hours = sum(map(spent, found)) / 3600
-    main = [each for each in found if findings.row_name(each) in findings.EIGHT and each.memory]
-    hours_of_main = sum(map(spent, main)) / 3600
+    found = [run for run in recorded() if not run.get("operations_like")]
+    hours = sum(run["seconds"] for run in found) / 3600
+    main = [run for run in found if findings.row_name(run) in findings.EIGHT and run["memory"]]
+    hours_of_main = sum(run["seconds"] for run in main) / 3600
     assert len(main) == 320 and f"[{hours / 2:.1f} hours](" in note
     assert f"`exps/studies/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
 
@@ -301,8 +310,8 @@ def test_the_page_counts_the_tasks_in_which_bic_loses_the_newest_classes():
         data = record("bic", memory).data
         later = [[*row[:-1], value] for row, value in zip(data["matrix"][1:], newest, strict=True)]
         runs.append(Record.of(data | {"matrix": [data["matrix"][0], *later]}))
-    text = " ".join(details.of_bic(runs).split())
-    assert "In 11 % of the tasks after the first" in text and details.of_bic(runs[:1]) == ""
+    text = " ".join(details.of_bic(rows(*runs)).split())
+    assert "In 11 % of the tasks after the first" in text and details.of_bic(rows(*runs[:1])) == ""
 
 
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
@@ -328,11 +337,11 @@ def test_the_detailed_page_has_the_accuracies_of_other_settings():
         ):
             data = record(method, memory, seed=seed, exemplars=exemplars).data
             runs.append(Record.of(data | {"avg_acc": average + seed}))
-    rows = {row[0]: row[1:] for row in details.in_other_settings(findings.table_of(runs))}
+    cells = {row[0]: row[1:] for row in details.in_other_settings(findings.table_of(rows(*runs)))}
     half = stats.t.isf(0.025, 4) * np.std(range(5), ddof=1) / 5**0.5
-    assert rows["Finetune"] == [f"22.00 ± {half:.2f}", *[""] * 6]
-    assert rows["Replay"][0] == f"12.00 ± {half:.2f}" and rows["Replay"][5] == f"32.00 ± {half:.2f}"
-    assert rows["Replay"][1:5] == ["not run yet"] * 4
+    assert cells["Finetune"] == [f"22.00 ± {half:.2f}", *[""] * 6]
+    assert cells["Replay"][0] == f"12.00 ± {half:.2f}" and cells["Replay"][5] == f"32.00 ± {half:.2f}"
+    assert cells["Replay"][1:5] == ["not run yet"] * 4
     recorded_rows = details.in_other_settings(findings.table_of(recorded()))
     means = [float(row[1].split()[0]) for row in recorded_rows]
     assert len(means) == 9 and max(means) == means[0]
@@ -415,8 +424,8 @@ def test_the_page_says_why_claims_are_not_tested_and_which_verdicts_may_be_due_t
 def test_the_detailed_page_begins_with_the_training_accuracies_of_the_runs_and_of_the_papers_schedule():
     last, full = {}, []
     for run in recorded():
-        if run.memory == 25 and run.data["train_accuracy"] and findings.row_name(run) in details.TRAINED:
-            last.setdefault(findings.row_name(run), []).append(run.data["train_accuracy"][-1][-1])
+        if run["memory"] == 25 and "trained_10" in run and findings.row_name(run) in details.TRAINED:
+            last.setdefault(findings.row_name(run), []).append(run["trained_10"])
     for memory in (20, 200):
         run = json.loads((ROOT / f"results/studies/cifar100_paper_schedule/replay-m{memory}.json").read_text())
         full += [task[-1] for task in run["train_accuracy"][1:]]
@@ -446,29 +455,32 @@ def test_the_command_on_top_of_the_page_has_the_runs_of_the_claim():
 
 def test_the_table_of_imagenet100_has_cells_of_all_seeds(tmp_path, monkeypatch):
     """Means and standard errors of the average accuracies; one seed is missing of DER."""
+    runs = []
     for method, seed, average in (
         *(("replay", seed, 10.0 + seed) for seed in range(3)),
         ("der", 0, 7.0),
         ("der", 1, 8.0),
     ):
         result = synthetic.result(method, 60, seed=seed) | {"avg_acc": average}
-        synthetic.write(tmp_path / "runs" / f"{method}{seed}", result)
-    monkeypatch.setattr(imagenet100, "RUNS", tmp_path / "imagenet100.jsonl.xz")
+        runs.append((f"{method} {seed}", Record.of(result)))
+    monkeypatch.setattr(imagenet100, "RUNS", tmp_path / "imagenet100.csv")
     assert imagenet100.rows() == []
-    pack(tmp_path / "runs", imagenet100.RUNS)
-    header, *rows = imagenet100.rows()
+    add(runs, imagenet100.RUNS)
+    header, *lines = imagenet100.rows()
     assert header == ("method", "8 per class", "20 per class", "60 per class", "100 per class")
-    assert dict((row[0], row[1:]) for row in rows)["Replay"] == (*["not run yet"] * 2, "11.00 ± 0.58", "not run yet")
-    assert all(cell == "not run yet" for name, *cells in rows if name != "Replay" for cell in cells) and len(rows) == 8
+    cells = {row[0]: row[1:] for row in lines}
+    assert cells.pop("Replay") == (*["not run yet"] * 2, "11.00 ± 0.58", "not run yet")
+    assert set().union(*cells.values()) == {"not run yet"} and len(cells) == 7
 
 
 def test_all_runs_of_the_file_are_recorded_and_the_page_says_how_long_they_took():
-    records = [Record.of(run.result) for run in lines(imagenet100.RUNS)]
-    recorded_runs = [resolve(record.config).identity() for record in records]
-    planned = [run.identity() for run in load(imagenet100.CONFIG)]
-    assert len(planned) == 96 and all(run in planned for run in recorded_runs)
-    assert len({json.dumps(run, sort_keys=True) for run in recorded_runs}) == 96
-    hours = sum(map(spent, records)) / 2 / 3600
+    recorded_runs = read(imagenet100.RUNS)
+    planned_runs = load(imagenet100.CONFIG)
+    assert len(planned_runs) == len(recorded_runs) == 96
+    assert {(run["method"], run["memory"], run["seed"]) for run in recorded_runs} == {
+        (run.method, run.memory_per_class, run.seed) for run in planned_runs
+    }
+    hours = sum(run["seconds"] for run in recorded_runs) / 2 / 3600
     assert f"Its 96 runs took {hours:.1f} hours of two cores." in PAPER_PAGE.read_text(encoding="utf-8")
 
 
@@ -478,7 +490,7 @@ def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
         average = 30.0 + 5 * seed + (gains[seed] if method == "wsc" else 0)
         if (method, memory, seed) != ("wsc", 25, 4):
             runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": average}))
-    shown = claims_figure.gains(runs)
+    shown = claims_figure.gains(rows(*runs))
     test = ttest_1samp(gains, 0).confidence_interval(0.95)
     assert list(shown["here"]) == ["wsc"] and list(shown["here"]["wsc"]) == [4], "with all seeds only"
     assert shown["here"]["wsc"][4] == pytest.approx([4.0, (test.high - test.low) / 2], abs=1e-4)
@@ -538,9 +550,10 @@ def test_fresh_weights_are_trained_as_replays_are():
 
 
 def planned(config):
-    """A record with the configuration of a run that is yet to come."""
+    """The row of a run that is yet to come."""
     tasks = min(config.max_tasks, 100 // config.increment)
-    return Record.of(some_result(tasks * config.increment, config.increment) | {"config": config.to_dict()})
+    result = some_result(tasks * config.increment, config.increment) | {"config": config.to_dict()}
+    return rows(Record.of(result))[0]
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import check_file, read_file, read_json, write_atomically
 from pycil_wsc.networks.timm_models import read_weights
 from pycil_wsc.report import find_runs
-from pycil_wsc.results.packed import pack
+from pycil_wsc.results.run_table import add
 from pycil_wsc.runs import first_task
 from pycil_wsc.runs.checkpoint import read_checkpoint
 from pycil_wsc.sklearn import ContinualClassifier
@@ -223,7 +223,7 @@ def test_without_a_working_folder_relative_names_are_one_line_and_absolute_ones_
         lambda: pycil_wsc.load("run"),
         lambda: pycil_wsc.load_exported("exported"),
         lambda: ContinualClassifier.load("shelf"),
-        lambda: pack(tmp_path, Path("runs.jsonl")),
+        lambda: add([], Path("table.csv")),
     ):
         with pytest.raises(UserError, match="the working folder, in which this path begins, is gone .*; give") as error:
             ask()

@@ -4,7 +4,6 @@ import csv
 import functools
 import importlib
 import json
-import lzma
 import re
 import statistics
 import subprocess
@@ -19,7 +18,7 @@ from support.pages import rows_after, shown_in
 
 from pycil_wsc.config.loading import load
 from pycil_wsc.methods.losses import balanced_weights
-from pycil_wsc.results import packed
+from pycil_wsc.results.run_table import read
 
 ROOT = Path(__file__).parents[2]
 SPEED = ROOT / "docs" / "speed.md"
@@ -598,29 +597,28 @@ def test_the_page_of_the_small_protocol_says_what_its_trials_show(name, where, o
 
 @functools.cache
 def night(name):
-    """(configuration, average accuracy) of each run in its own schedule in results/studies/night/``name``.jsonl.xz."""
-    runs = packed.lines(ROOT / f"results/studies/night/{name}.jsonl.xz")
-    return [(config, run.result["avg_acc"]) for run in runs if not (config := run.result["config"])["operations_like"]]
+    """The runs in their own schedules of a table in results/studies/night."""
+    return [run for run in read(ROOT / f"results/studies/night/{name}.csv") if not run.get("operations_like")]
 
 
 def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_options_were_scaled():
     """With one exemplar per class; FOSTER's weights are those of :func:`balanced_weights`."""
     averages = {}
-    for name in ("unscaled", "runs"):
-        for config, average in night(name):
-            method = config["model_name"]
-            usual = config["memory_per_class"] == 1 and config["exemplars"] == "herding" and config["increment"] == 5
-            if usual and method in ("bic", "foster", "replay"):
-                averages.setdefault((name, method), []).append(average)
+    for name in ("unscaled", "table"):
+        for run in night(name):
+            method = run["method"]
+            usual = run.get("exemplars", "herding") == "herding" and run.get("increment", 5) == 5
+            if run["memory"] == 1 and usual and method in ("bic", "foster", "replay"):
+                averages.setdefault((name, method), []).append(run["average"])
     assert {len(seeds) for seeds in averages.values()} == {5}
     old, new, replay = (
         [f"{np.mean(averages[name, method]):.1f}" for method in methods]
-        for name, methods in (("unscaled", ("bic", "foster")), ("runs", ("bic", "foster")), ("runs", ("replay",)))
+        for name, methods in (("unscaled", ("bic", "foster")), ("table", ("bic", "foster")), ("table", ("replay",)))
     )
     page = " ".join((ROOT / "results/studies/night/README.md").read_text().split())
     assert "BiC had {} % before, and FOSTER {};".format(*old) in page
     assert "scaled, they have {} and {}, and Replay has {}.".format(*new, *replay) in page
-    lower = [np.mean(averages["runs", name]) - np.mean(averages["unscaled", name]) for name in ("bic", "foster")]
+    lower = [np.mean(averages["table", name]) - np.mean(averages["unscaled", name]) for name in ("bic", "foster")]
     claims = " ".join((ROOT / "docs/claims_in_detail.md").read_text().split())
     assert "BiC and FOSTER had been {:.1f} and {:.1f} points lower".format(*lower) in claims
     ratios = [
@@ -636,11 +634,11 @@ def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_option
 def test_the_page_of_the_small_protocol_says_what_bics_correction_costs():
     """The runs of two, four and five exemplars per class, without it and with it, of equal seeds."""
     gains = {}
-    for name, sign in (("unscaled", 1), ("runs", -1)):
-        for config, average in night(name):
-            memory = config["memory_per_class"]
-            if config.get("validation") == "per_class" and memory in (2, 4, 5):
-                gains.setdefault(memory, {}).setdefault(config["seed"], []).append(sign * average)
+    for name, sign in (("unscaled", 1), ("table", -1)):
+        for run in night(name):
+            of_each_class = run.get("validation", "per_class") == "per_class"
+            if run["method"] == "bic" and of_each_class and run["memory"] in (2, 4, 5):
+                gains.setdefault(run["memory"], {}).setdefault(run["seed"], []).append(sign * run["average"])
     assert all(len(pair) == 2 for seeds in gains.values() for pair in seeds.values()) and len(gains) == 3
     means = [f"{np.mean([sum(pair) for pair in gains[memory].values()]):.1f}" for memory in (2, 4, 5)]
     page = (ROOT / "results/studies/night/README.md").read_text()
@@ -660,14 +658,11 @@ AVERAGES = {  # the rows of docs/wsc.md: `wsc.average_count` and `wsc.average_lr
 def test_the_table_of_averages_is_the_records():
     """On held-out training images, over five seeds."""
     found = {}
-    with lzma.open(ROOT / "results/studies/night/averaging.jsonl.xz", "rt") as file:
-        for line in file:
-            result = json.loads(line)["result"]
-            config = result["config"]
-            assert result["tested_on"] == "validation"
-            where = config["epochs"], 4 * config["memory_per_class"]
-            setting = config.get("wsc.average_count"), config.get("wsc.average_lr")
-            found.setdefault((where, setting), {})[config["seed"]] = result["avg_acc"]
+    assert json.loads((ROOT / "exps/studies/night/averaging.json").read_text())["validation_split"]
+    for run in read(ROOT / "results/studies/night/averaging.csv"):
+        where = run["epochs"], 4 * run["memory"]
+        setting = run.get("wsc.average_count"), run.get("wsc.average_lr")
+        found.setdefault((where, setting), {})[run["seed"]] = run["average"]
     assert {len(seeds) for seeds in found.values()} == {5}
 
     def said(where, row, other):
@@ -724,13 +719,11 @@ def test_the_study_has_one_of_four_values_that_were_tried_for_each_method():
 
 
 def runs_of_study(name):
-    """{(method, reset, exemplars, averages): {exemplars per class: {seed: result}}} of a packed file."""
-    path, found = ROOT / f"results/studies/abundant/{name}.jsonl.xz", {}
-    for line in lzma.open(path):
-        run = json.loads(line)["result"]
-        keys = run["config"]
-        row = keys["model_name"], keys.get("wsc.reset"), keys.get("exemplars"), keys.get("wsc.average")
-        found.setdefault(row, {}).setdefault(keys["memory_per_class"], {})[keys["seed"]] = run
+    """{(method, reset, exemplars, averages): {exemplars per class: {seed: run}}} of a table of the study."""
+    found = {}
+    for run in read(ROOT / f"results/studies/abundant/{name}.csv"):
+        row = run["method"], run.get("wsc.reset"), run.get("exemplars"), run.get("wsc.average")
+        found.setdefault(row, {}).setdefault(run["memory"], {})[run["seed"]] = run
     return found
 
 
@@ -741,7 +734,7 @@ def test_the_table_of_plentiful_memory_is_the_records(abundant):
     """Each cell: the mean over the seeds of the difference from Replay, and its interval by scipy. Without methods
     that are mis-scaled.
     """
-    page, records = ROOT / "docs/abundant.md", runs_of_study("runs")
+    page, records = ROOT / "docs/abundant.md", runs_of_study("table")
     header, rows = rows_after(page, "<!-- records: abundant -->")
     (replay,) = (sizes for (name, *_), sizes in records.items() if name == "replay")
     expected, fewer = {}, {}
@@ -752,7 +745,7 @@ def test_the_table_of_plentiful_memory_is_the_records(abundant):
         for size in (1, 10, 25):
             theirs, mine = replay[size], sizes.get(size, sizes.get(0))
             seeds = [seed for seed in theirs if seed in mine]
-            differences.append(interval([mine[seed]["avg_acc"] - theirs[seed]["avg_acc"] for seed in seeds]))
+            differences.append(interval([mine[seed]["average"] - theirs[seed]["average"] for seed in seeds]))
             operations += np.sum([[run[seed]["train_flops"] for run in (mine, theirs)] for seed in seeds], axis=0)
             if len(seeds) < len(theirs):
                 fewer[name] = len(seeds)
@@ -762,7 +755,7 @@ def test_the_table_of_plentiful_memory_is_the_records(abundant):
     assert fewer == {"si": 4}, "its other run diverged, as the page says"
     assert [row[0] for row in rows if "seeds)" in row[0]] == ["SI (4 seeds)"]
     assert len(records) == len(entries("abundant")) == len(rows) + 7
-    assert rows[0][2:5] == [f"{np.mean([run['avg_acc'] for run in replay[size].values()]):.2f}" for size in (1, 10, 25)]
+    assert rows[0][2:5] == [f"{np.mean([run['average'] for run in replay[size].values()]):.2f}" for size in (1, 10, 25)]
     del expected["Replay"]
     assert {row[0].removesuffix(" (4 seeds)"): row[2:] for row in rows[1:]} == expected
     assert header[2:5] == ["4 %", "40 %", "100 %"]
@@ -785,7 +778,7 @@ def test_what_the_page_of_plentiful_memory_concludes_is_in_its_table():
 
 def test_no_gain_of_plentiful_memory_is_left_after_holms_correction():
     """Reckoned here over all cells of the table, by the largest of the corrected probabilities so far."""
-    records = runs_of_study("runs")
+    records = runs_of_study("table")
     (replay,) = (sizes for (name, *_), sizes in records.items() if name == "replay")
     cells = []
     for (name, reset, *_), sizes in records.items():
@@ -793,11 +786,11 @@ def test_no_gain_of_plentiful_memory_is_left_after_holms_correction():
             continue
         for size in (1, 10, 25):
             mine = sizes.get(size, sizes.get(0))
-            cells.append([mine[seed]["avg_acc"] - replay[size][seed]["avg_acc"] for seed in mine])
+            cells.append([mine[seed]["average"] - replay[size][seed]["average"] for seed in mine])
     cells.sort(key=lambda pairs: stats.ttest_1samp(pairs, 0).pvalue)
     corrected = [stats.ttest_1samp(pairs, 0).pvalue * (len(cells) - place) for place, pairs in enumerate(cells)]
     left = [np.mean(pairs) for pairs, chance in zip(cells, np.maximum.accumulate(corrected)) if chance <= 0.05]
-    training = np.mean([run["train_accuracy"][-1][-1] for run in replay[25].values()])
+    training = np.mean([run["trained_10"] for run in replay[25].values()])
     page = (ROOT / "docs/abundant.md").read_text()
     assert max(left) < 0
     assert f"{len(cells)} differences of this table, {len(left)} of the losses and none of the gains" in page
@@ -807,26 +800,26 @@ def test_no_gain_of_plentiful_memory_is_left_after_holms_correction():
 def test_the_second_table_of_plentiful_memory_has_replays_runs_with_the_default_weight_decay():
     """Those of continual backprop, which has replaced no unit."""
     names = {"WiSE-FT": "wise_ft", "CoFiMA": "cofima", "WSC": "wsc"}
-    found = {(name, reset): sizes for (name, reset, _, _), sizes in runs_of_study("runs").items()}
+    found = {(name, reset): sizes for (name, reset, _, _), sizes in runs_of_study("table").items()}
     (inert,) = (sizes for (_, reset), sizes in found.items() if reset == "continual_backprop")
     for seeds in inert.values():
-        assert all(not any(run["units_replaced"]) and run["config"]["weight_decay"] == 2e-4 for run in seeds.values())
+        assert all(run["units_replaced"] == 0 and run["weight_decay"] == 2e-4 for run in seeds.values())
     _, rows = rows_after(ROOT / "docs/abundant.md", "<!-- records: equal decay -->")
     for name, *cells in rows:
         (sizes,) = (found[key] for key in found if key[0] == names[name] and key[1] in (None, "blend"))
-        pairs = [[sizes[size][s]["avg_acc"] - run["avg_acc"] for s, run in inert[size].items()] for size in (1, 10, 25)]
+        pairs = [[sizes[size][s]["average"] - run["average"] for s, run in inert[size].items()] for size in (1, 10, 25)]
         assert cells == [interval(each) for each in pairs]
-        assert all(run["config"]["weight_decay"] == 2e-4 for seeds in sizes.values() for run in seeds.values())
+        assert all(run["weight_decay"] == 2e-4 for seeds in sizes.values() for run in seeds.values())
 
 
 def test_the_runs_of_a_rule_that_replaced_no_unit_are_replays_with_the_default_weight_decay():
     """Where both were made on the same processor; on another, rounding grows."""
-    (inert,) = (sizes for row, sizes in runs_of_study("runs").items() if row[1] == "continual_backprop")
+    (inert,) = (sizes for row, sizes in runs_of_study("table").items() if row[1] == "continual_backprop")
     replay = averages_of_the_night("replay")
-    assert {run["config"]["weight_decay"] for seeds in inert.values() for run in seeds.values()} == {2e-4}
-    assert not any(sum(run["units_replaced"]) for seeds in inert.values() for run in seeds.values())
+    assert {run["weight_decay"] for seeds in inert.values() for run in seeds.values()} == {2e-4}
+    assert not any(run["units_replaced"] for seeds in inert.values() for run in seeds.values())
     equal = {
-        (size, seed) for size in inert for seed in inert[size] if inert[size][seed]["avg_acc"] == replay[size, seed]
+        (size, seed) for size in inert for seed in inert[size] if inert[size][seed]["average"] == replay[size, seed]
     }
     assert equal == {(1, 1993), (1, 1994), (10, 1993), (25, 1993)}
 
@@ -834,9 +827,9 @@ def test_the_runs_of_a_rule_that_replaced_no_unit_are_replays_with_the_default_w
 def averages_of_the_night(method):
     """{(exemplars per class, seed): average accuracy} of a method's runs of ten tasks in the night files."""
     found = {}
-    for config, average in night("runs"):
-        if config["model_name"] == method and config["increment"] == 5 and config["exemplars"] == "herding":
-            found[config["memory_per_class"], config["seed"]] = average
+    for run in night("table"):
+        if run["method"] == method and run["increment"] == 5 and run["exemplars"] == "herding":
+            found[run["memory"], run["seed"]] = run["average"]
     return found
 
 
@@ -869,8 +862,7 @@ def interval(values):
 
 
 def test_each_method_of_the_study_has_the_best_of_its_trials():
-    with lzma.open(ROOT / "results/studies/abundant/trials.jsonl.xz") as file:
-        trials = [json.loads(line)["result"] for line in file]
+    trials = read(ROOT / "results/studies/abundant/trials.csv")
     assert len(trials) == 89, "of 92: three diverged, with a penalty (si, mas) that was too large"
     for chosen, tried in zip(entries("abundant"), entries("abundant_tune"), strict=True):
         (key,) = (name for name, value in tried.items() if isinstance(value, list))
@@ -879,10 +871,11 @@ def test_each_method_of_the_study_has_the_best_of_its_trials():
             fixed.setdefault("wsc.reset", "blend")
         if chosen["model_name"] in ("derpp", "cls_er"):
             fixed.setdefault("exemplars", "herding")
-        mine = [run for run in trials if fixed.items() <= run["config"].items()]
+        fixed["method"] = fixed.pop("model_name")
+        mine = [run for run in trials if all(run.get(name, value) == value for name, value in fixed.items())]
         expected = {"si": 3, "mas": 2}.get(chosen["model_name"], 4)
         assert len(mine) == expected, chosen
-        assert chosen[key] == max(mine, key=lambda run: run["avg_acc"])["config"][key], chosen
+        assert chosen[key] == max(mine, key=lambda run: run["average"]).get(key), chosen
 
 
 # ---- the list of records ---------------------------------------------------------------------------------------------
@@ -893,10 +886,10 @@ def origins(path):
     """The commits and the devices that a record names, one of each for a run."""
     if path.suffix == ".csv":
         with open(path, newline="") as file:
-            return [line["commit"] for line in csv.DictReader(file) if line.get("commit")], []
-    opened = lzma.open if path.suffix == ".xz" else open
-    with opened(path, "rb") as file:
-        text = file.read()
+            lines = list(csv.DictReader(file))
+        commits = [line["commit"] for line in lines if line.get("commit")]
+        return commits, [line["device"] for line in lines if line.get("device")]
+    text = path.read_bytes()
     commits, devices = rb'"commit": *"([0-9a-f]{40})', rb'"device": "([^"]+)", "processes"'
     return tuple([found.decode() for found in re.findall(field, text)] for field in (commits, devices))
 
@@ -910,7 +903,7 @@ def test_commits_that_records_name_are_in_the_history_or_said_not_to_be():
     history = {line[:7] for line in git("rev-list", "HEAD").split()}
     missing = defaultdict(set)
     for path in sorted((ROOT / "results").rglob("*")):
-        if path.suffix in (".csv", ".json", ".xz"):
+        if path.suffix in (".csv", ".json"):
             for commit in {commit[:7] for commit in origins(path)[0]} - history:
                 missing[commit].add(path.relative_to(ROOT / "results").as_posix())
     _, rows = rows_after(ROOT / "results/README.md", "## Commits that are not in the history")
@@ -919,7 +912,7 @@ def test_commits_that_records_name_are_in_the_history_or_said_not_to_be():
 
 
 def test_the_note_on_the_runs_says_how_many_runs_of_a_night_had_another_processor():
-    devices = origins(ROOT / "results/studies/night/runs.jsonl.xz")[1]
+    devices = origins(ROOT / "results/studies/night/table.csv")[1]
     other = sum("Intel(R) Xeon" in device for device in devices)
     text = (ROOT / "results/studies/night/README.md").read_text()
     assert f"an Intel Xeon for {other} of the {len(devices):,} runs" in text

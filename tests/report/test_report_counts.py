@@ -1,6 +1,7 @@
 """Identity, comparability and names of results."""
 
 import json
+import lzma
 import re
 from pathlib import Path
 
@@ -23,9 +24,9 @@ from pycil_wsc.report.groups import Options, group_runs
 from pycil_wsc.report.tables.builders import console_text, tables
 from pycil_wsc.report.texts import dataset_names, method_name
 from pycil_wsc.results import REPLACED, SCHEMA, Record, find_runs
-from pycil_wsc.results.packed import lines
 
 STUDIES = Path(__file__).parents[2] / "results" / "studies"
+NIGHT = Path(__file__).parent / "results_of_several_versions.jsonl.xz"  # one seed of the night's runs, without curves
 
 
 def record(method="replay", memory=20, seed=1993, **keys):
@@ -102,7 +103,8 @@ def test_seeds_from_before_and_after_a_key_was_added_are_averaged(name, place):
 
 def test_the_runs_of_the_small_protocol_are_one_comparison_but_for_fresh_weights():
     """They were made by several versions, which have other keys."""
-    records = [Record.of(run.result) for run in lines(STUDIES / "night" / "runs.jsonl.xz")]
+    with lzma.open(NIGHT, "rt") as file:
+        records = [Record.of(json.loads(line)) for line in file]
     records = [record for record in records if not record.config["operations_like"]]  # a comparison of their own
     assert len({record.data["commit"] for record in records}) > 1
     groups, problems = group_runs(records)

@@ -5,22 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from pycil_wsc.files import Json
+from pycil_wsc.results.run_table import alignment, drift
 from pycil_wsc.results.store import Record
 
 Points = dict[float, float]
-Lines = list[dict[str, Json]]  # the records of an analysis, a dict per task
-
-
-def alignment(record: Record) -> Lines:
-    """The gradients at the start of each task with past data."""
-    lines = record.analysed("gradients")
-    return [line for line in lines if line["cosine"] is not None and line["norm"] is not None and line["norm_new"]]
-
-
-def drift(record: Record) -> Lines:
-    """The drift between tasks from the second task on."""
-    return [line["between"] for line in record.analysed("drift") if line["between"]]
 
 
 def _losses(record: Record) -> Points:
