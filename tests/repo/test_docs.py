@@ -201,7 +201,7 @@ def run_command(words):
             | "docs/scripts/claims.py"
             | "docs/scripts/words.py",
         ]:
-            pass  # tests/results/test_run_table.py, test_what_is_generated_is_up_to_date, test_records.py, test_claims.py
+            pass  # test_run_table.py, test_what_is_generated_is_up_to_date, test_records.py, test_claims.py
         case ["python", "-m", module, *arguments]:
             print(fresh.printed(run_as_main(module), Path("module.py").resolve(), *arguments, cwd=Path.cwd()))
         case ["python", script, *arguments] if script.startswith("benchmarks/"):
