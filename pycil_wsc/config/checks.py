@@ -8,7 +8,7 @@ from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.consolidation.options import EpochOptions
-from pycil_wsc.data.options import ALL
+from pycil_wsc.data.options import ALL, check_domains
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import declared, having
 
@@ -62,9 +62,7 @@ def check(config: Config) -> None:
             raise UserError(
                 f"{name}: cannot be combined with 'tasks', which define their own classes and order; leave it out"
             )
-    for name in ("init_cls", "increment") if config.increments else ():
-        if getattr(config, name) != KEYS[name].default:
-            raise UserError(f"{name}: cannot be combined with 'increments', which has every task; leave it out")
+    _check_sizes(config)
     check_device_and_paths(config, ", or a list of GPU numbers")
 
 
@@ -99,10 +97,21 @@ def remarks(config: Config, manager: "TaskSequence") -> list[str]:
 
 def _remarks_on_tasks(config: Config, manager: "TaskSequence") -> list[str]:
     *others, last = [task.num_new for task in manager.tasks]
-    if config.tasks or config.increments or not others or last == config.increment:
+    if config.is_stream or config.increments or not others or last == config.increment:
         return []
     classes = "1 class" if last == 1 else f"{last} classes"
     return [f"increment: the last task has {classes}, not {config.increment} ({manager.in_words()})"]
+
+
+def _check_sizes(config: Config) -> None:
+    """Of the keys that split a data set into tasks, one decides."""
+    for name in ("init_cls", "increment") if config.increments else ():
+        if getattr(config, name) != KEYS[name].default:
+            raise UserError(f"{name}: cannot be combined with 'increments', which has every task; leave it out")
+    for name in ("init_cls", "increment", "increments", "shuffle") if config.domains else ():
+        if getattr(config, name) != KEYS[name].default:
+            raise UserError(f"{name}: cannot be combined with 'domains', each of which has all classes; leave it out")
+    check_domains(config.domains)
 
 
 def _check_backbone(config: Config) -> None:
@@ -122,6 +131,10 @@ def _check_augmentation(config: Config) -> None:
     given = [name for name in ("padding", "brightness") if getattr(config, name) is not None]
     if config.augmentation == "timm" and given:
         raise UserError(f"{given[0]}: has no effect with 'augmentation' \"timm\"; leave the key out")
+    for name in ("mean", "std"):
+        values = getattr(config, name)
+        if values is not None and len(values) != 3:
+            raise UserError(f"{name}: expected three numbers, one of each channel, got {list(values)}")
 
 
 def _check_rates(config: Config) -> None:

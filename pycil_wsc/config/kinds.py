@@ -190,7 +190,7 @@ class ClassIncrementalKeys(Kind[Config, D]):
 
         The hash covers the keys that are not at their defaults and not in the folder names. With ``tasks``, to which
         others may be added later, the first one names the folder: ``<task>-tasks``. With ``increments`` it is
-        ``<dataset>-<number>tasks``.
+        ``<dataset>-<number>tasks``, with ``domains`` ``<dataset>-<number>domains``.
         """
         unused, _ = config.memory_keys
         named = {name: getattr(config, name) for name in IN_FOLDER if name != unused}
@@ -207,6 +207,8 @@ def _split(config: Config) -> str:
     dataset = re.sub(r"[^\w.]+", "-", name).strip("-")[-60:]
     if config.tasks:
         return f"{dataset}-tasks"
+    if config.domains:
+        return f"{dataset}-{len(config.domains)}domains"
     if config.increments:
         return f"{dataset}-{len(config.increments)}tasks"
     return f"{dataset}-b{config.init_cls}-inc{config.increment}"

@@ -145,7 +145,7 @@ def _schedule(theirs: Mapping[str, Json]) -> dict[str, Json]:
 
 def _refuse_pretraining(file: Mapping[str, Json]) -> None:
     """Refuse ``rmm-pretrain.json``, whose learner is RMM's too, but which leaves tasks and rates to a policy."""
-    if not {"init_cls", "increments", "tasks", "m_rate_list", "c_rate_list"} & file.keys():
+    if not {"init_cls", "increments", "domains", "tasks", "m_rate_list", "c_rate_list"} & file.keys():
         raise UserError(
             "init_cls: is missing, as in PyCIL's rmm-pretrain.json, which trains a policy in 200 whole runs and does "
             "not save it; that is not built in: give init_cls, increment and the rates that a policy has chosen "

@@ -12,6 +12,7 @@ from pycil_wsc.data.images.datasets import path_of, sized
 from pycil_wsc.data.images.files import image_status
 from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.options import AugmentationOptions, DataOptions, MemoryOptions
+from pycil_wsc.data.tasks.domains import in_domains
 from pycil_wsc.data.tasks.subset import at_most, only
 from pycil_wsc.data.tasks.validation import hold_out
 from pycil_wsc.data.types import Dataset
@@ -37,7 +38,7 @@ def configured(dataset: Dataset, options: DataOptions, pretraining: Mapping[str,
     size = options.image_size
     if pretraining:
         size = size or pretraining["image_size"]
-        changes |= {name: pretraining[name] for name in ("mean", "std", "interpolation")}
+        changes = {name: pretraining[name] for name in ("mean", "std", "interpolation")} | changes
     if size:
         dataset = sized(dataset, size)
     dataset = dataclasses.replace(dataset, info=dataclasses.replace(dataset.info, **changes))
@@ -47,6 +48,8 @@ def configured(dataset: Dataset, options: DataOptions, pretraining: Mapping[str,
         dataset = hold_out(dataset, options.validation_split, options.seed, one_task=bool(options.tasks))
     if options.images_per_class is not None:
         dataset = at_most(dataset, options.images_per_class, options.seed)
+    if options.domains:
+        dataset = in_domains(dataset, options.domains, options.seed)
     return dataset
 
 

@@ -1,10 +1,14 @@
 """The keys of data sets, tasks, images and exemplars."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pycil_wsc.errors import UserError, shown
 from pycil_wsc.keys import key
 
 ALL = 2**31 - 1  # exemplars per class: keep every image
+DOMAIN = r"original|permuted|rotated(:-?[0-9]{1,9}(\.[0-9]{1,9})?)?"
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,8 @@ class TaskOptions:
 
     dataset: str = key(
         "cifar100",
-        "`cifar100`, `cifar100_16` (16 pixels), `cifar10`, `digits`, `imagenet100`, `npz:PATH` or `folder:PATH`",
+        "`cifar100`, `cifar100_16` (16 pixels), `cifar10`, `mnist`, `digits`, `imagenet100`, `npz:PATH` or"
+        " `folder:PATH`",
         decides="data",
         names="folder",
         only="experiments",
@@ -46,6 +51,15 @@ class TaskOptions:
         "classes of each task, such as `[3, 1, 2, 4]`, instead of `init_cls` and `increment`; they add up to the"
         " classes of the data set, or to the number of `classes`",
         low=1,
+        decides="data",
+        only="experiments",
+        instead="tasks",
+    )
+    domains: tuple[str, ...] = key(
+        (),
+        "learn all classes of `dataset` in each of these domains, one per task, instead of splitting them: `original`,"
+        " `rotated:DEGREES`, `rotated` by an angle drawn by `seed`, or `permuted`, pixels in an order drawn by `seed`;"
+        " Mammoth's rotated MNIST is 20 times `rotated`",
         decides="data",
         only="experiments",
         instead="tasks",
@@ -86,10 +100,23 @@ class TaskOptions:
     )
 
 
+def check_domains(domains: Sequence[str]) -> None:
+    """Raise a :class:`UserError` for a domain of another form."""
+    for domain in domains:
+        if not re.fullmatch(DOMAIN, domain):
+            kinds = "'original', 'rotated', 'rotated:DEGREES' or 'permuted'"
+            raise UserError(f"domains: '{shown(domain)}' is not {kinds}")
+
+
 class SeededTasks(TaskOptions):
     """The tasks with the seed of their class order, which the run declares."""
 
     seed: int
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether each task has images of its own, of classes that may be known: ``tasks`` or ``domains``."""
+        return bool(self.tasks or self.domains)
 
 
 @dataclass(frozen=True)
@@ -178,6 +205,17 @@ class AugmentationOptions:
         low=0,
         high=10,
         decides="data",
+    )
+    mean: tuple[float, ...] | None = key(
+        None,
+        "mean of each of the three channels, on the 0..1 scale, by which images are normalised; null: as the data set"
+        " or the timm model defines",
+        low=0,
+        high=1,
+        decides="data",
+    )
+    std: tuple[float, ...] | None = key(
+        None, "standard deviation of each channel, likewise", above=0, high=1000, decides="data"
     )
 
 

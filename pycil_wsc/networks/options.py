@@ -12,7 +12,7 @@ class BackboneOptions:
     convnet_type: str = key(
         "resnet32",
         "the backbone: `resnet8`, `resnet20`, `resnet32`, `cosine_resnet32`, `resnet18`, `resnet18_cifar`, "
-        "`resnet18_small`, `resnet18_cbam`, `resnet18_rep`, or a timm model as `timm:NAME`; "
+        "`resnet18_small`, `resnet18_cbam`, `resnet18_rep`, `mlp`, or a timm model as `timm:NAME`; "
         '`convnet_options` holds its keyword arguments, such as `{"width": 32}`',
         fixed=True,
     )

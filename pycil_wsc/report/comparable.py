@@ -5,6 +5,7 @@ Runs may differ in the method, in the keys that it chooses, in the size of the m
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter, defaultdict
@@ -24,7 +25,7 @@ class Setting(NamedTuple):
     """The data and tasks of runs. ``fixed_memory``: memory is per class, otherwise in total.
 
     For a stream of tasks, ``dataset`` is the first one, and ``init_cls`` and ``increment`` are 0, as they are with
-    ``increments``.
+    ``increments`` and ``domains``.
     """
 
     dataset: str
@@ -37,6 +38,7 @@ class Setting(NamedTuple):
     part: tuple[tuple[str, str], ...] = ()  # max_tasks and classes of runs that learn only a part of the data
     tasks: tuple[str, ...] = ()  # the tasks of a language model
     increments: tuple[int, ...] = ()  # the classes of each task, if they are uneven
+    domains: tuple[str, ...] = ()  # of the one data set, each with all classes
 
 
 class Comparison(NamedTuple):
@@ -110,7 +112,8 @@ def _own_setting(record: Record) -> Setting:
         return Setting(config["llm.data"], 0, 0, config["llm.model"], tasks=tasks, data=known)
     stream = config.get("tasks")
     uneven = tuple(config.get("increments") or ())
-    even = not stream and not uneven
+    domains = _in_short(config.get("domains") or ())
+    even = not stream and not uneven and not domains
     return Setting(
         dataset=stream[0] if stream else config["dataset"],
         init_cls=config["init_cls"] if even else 0,
@@ -121,7 +124,14 @@ def _own_setting(record: Record) -> Setting:
         data=_content(data),
         part=tuple((name, json.dumps(value)) for name, value in part_of(record.data).items()),
         increments=uneven,
+        domains=domains,
     )
+
+
+def _in_short(domains: Iterable[str]) -> tuple[str, ...]:
+    """``20 x rotated`` for as many in a row."""
+    runs = [(domain, len(list(same))) for domain, same in itertools.groupby(domains)]
+    return tuple(domain if number == 1 else f"{number} x {domain}" for domain, number in runs)
 
 
 def _content(data):

@@ -165,8 +165,8 @@ class Group:
         if setting.tasks:
             return file_name([setting.dataset, _last_of(setting.convnet_type), str(len(setting.tasks))])
         split = f"b{setting.init_cls}-inc{setting.increment}" if setting.increment else "tasks"
-        if setting.increments:
-            split = "-".join(map(str, setting.increments))
+        if setting.increments or setting.domains:
+            split = "-".join(map(str, setting.increments or setting.domains))
         parts = [_last_of(setting.dataset).removesuffix(".npz"), split, setting.convnet_type]
         if not setting.fixed_memory:
             parts.append("total")

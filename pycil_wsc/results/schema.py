@@ -131,6 +131,7 @@ class ImageResult(Result):
     top5_curve: Numbers | None = None
     nme_curve: Numbers | None = None
     task_known_curve: Numbers | None = None
+    task_known_matrix: Lists | None = None
     new_known_curve: Numbers | None = None
     train_loss: Curves | None = None
     train_accuracy: Json = None
@@ -155,7 +156,9 @@ class ImageResult(Result):
         _check_triangle(rows, len(info.data.get("curve", rows)))
         return rows
 
-    @pydantic.field_validator("top5_curve", "nme_curve", "task_known_curve", "new_known_curve", "train_loss")
+    @pydantic.field_validator(
+        "top5_curve", "nme_curve", "task_known_curve", "task_known_matrix", "new_known_curve", "train_loss"
+    )
     @classmethod
     def _is_one_per_task(cls, values: list[Json] | None, info: pydantic.ValidationInfo) -> list[Json] | None:
         if values is not None and len(values) != len(info.data.get("curve", values)):

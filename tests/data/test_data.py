@@ -392,6 +392,21 @@ def test_a_cifar_file_at_hand_is_read_without_a_download(name, classes, mean, st
     assert (info.crop, info.padding, info.flip, info.brightness) == ("pad", 4, True, 63 / 255)
 
 
+def test_mnist_has_pixels_on_the_unit_scale_as_mammoths(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, "MNIST", no_download)
+    arrays = small_arrays(10, 28, 2, 1)
+    np.savez(tmp_path / "mnist.npz", **(arrays | {name: arrays[name][..., 0] for name in ("train_x", "test_x")}))
+    dataset = load_dataset("mnist", tmp_path)
+    assert np.array_equal(dataset.train.images[..., 2], arrays["train_x"][..., 0])
+    info = dataset.info
+    assert (info.image_size, info.mean, info.std, info.padding, info.flip) == (28, (0,) * 3, (1,) * 3, 0, False)
+
+
+def test_a_download_is_announced(fake_cifar, tmp_path, caplog):
+    load_dataset("cifar100", str(tmp_path))
+    assert "cifar100.npz: does not exist; downloading cifar100 with torchvision" in caplog.text
+
+
 def test_cifar_is_downloaded_once_and_kept(fake_cifar, tmp_path):
     for _ in range(2):
         dataset = load_dataset("cifar100", str(tmp_path))

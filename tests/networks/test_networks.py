@@ -58,6 +58,20 @@ def test_a_narrow_resnet18_is_torchvisions_with_a_share_of_the_channels():
             assert torch.equal(weights, ours.get_parameter(name.replace("layer", "stage")))
 
 
+def test_the_mlp_is_mammoths_for_mnist():
+    """Two layers of 100 units with ReLU over the 784 pixels of one channel; Glorot's uniform weights, no bias."""
+    net = backbones["mlp"]()
+    first, _, second, _ = net.layers
+    assert parameters(net) == 784 * 100 + 100 + 100 * 100 + 100
+    images = torch.rand(4, 1, 28, 28).expand(-1, 3, -1, -1)
+    hidden = (images[:, 0].reshape(4, 784) @ first.weight.T).clamp(min=0)
+    torch.testing.assert_close(net(images), (hidden @ second.weight.T).clamp(min=0))
+    bound = (6 / 884) ** 0.5
+    assert first.weight.abs().max() <= bound and first.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    with pytest.raises(ValueError, match="made for images of side 28, not 8; set convnet_options.side"):
+        net(torch.rand(1, 3, 8, 8))
+
+
 def test_features_are_vectors_of_the_stated_size_and_not_negative():
     for name, side in [
         ("resnet8", 8),

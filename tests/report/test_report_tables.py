@@ -102,6 +102,7 @@ COLUMNS = {
     ),
     "last, top-5": lambda result: result["top5_curve"][-1],
     "task known": lambda result: mean(result["task_known_curve"]),
+    "task known, last": lambda result: result["task_known_curve"][-1],
     "NME average": lambda result: mean(result["nme_curve"]),
     "training, s": lambda result: result["train_seconds"],
     "total, s": lambda result: result["total_seconds"],

@@ -821,4 +821,7 @@ def test_the_task_incremental_accuracy_is_that_of_the_tasks_own_logits(settings)
         newest += task == 2 and own[int(np.argmax(row[own]))] == label
     assert result["task_known_curve"][-1] == pytest.approx(100 * right / len(logits))
     assert result["new_known_curve"][-1] == pytest.approx(100 * newest / (len(logits) / 3))
+    assert [len(row) for row in result["task_known_matrix"]] == [1, 2, 3]
+    assert np.mean(result["task_known_matrix"][-1]) == pytest.approx(100 * right / len(logits))  # tasks of one size
+    assert result["task_known_matrix"][-1][-1] == result["new_known_curve"][-1]
     assert result["task_known_curve"][0] == result["curve"][0] and result["task_known_curve"][-1] > result["curve"][-1]

@@ -66,7 +66,7 @@ def grown(config: Config, info: DatasetInfo, reached: Reached) -> BaseLearner:
     """A learner of ``config`` with the classes of the tasks ``reached``, but new weights, and without images."""
     device = numbered(resolved_device(config.device))
     none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
-    arrivals = Arrivals(tuple(reached.boundaries[1:]), none.targets, none.targets) if config.tasks else None
+    arrivals = Arrivals(tuple(reached.boundaries[1:]), none.targets, none.targets) if config.is_stream else None
     manager = tasks_of(Dataset(info, none, none, arrivals=arrivals), config)
     configured = Reached(manager.class_order, manager.boundaries, reached.task)
     if reached != configured or reached.task not in range(len(manager.tasks)):

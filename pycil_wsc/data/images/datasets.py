@@ -2,6 +2,7 @@
 
 * ``cifar100``, ``cifar10``: ``<data_root>/<name>.npz``, made from torchvision's download if it does not exist
 * ``cifar100_16``: ``cifar100`` reduced to 16 pixels, for experiments on small computers
+* ``mnist``: ``<data_root>/mnist.npz``, likewise
 * ``digits``: scikit-learn's 8x8 digits, without a file or a download
 * ``imagenet100``: ``<data_root>/imagenet100/{train,val}/<wnid>/*.JPEG``
 * ``npz:PATH``: your own arrays, in a file made by ``np.savez`` (described in :mod:`pycil_wsc.data.images.npz`)
@@ -149,26 +150,41 @@ def _cifar10(root: Path) -> Dataset:
     return _cifar(root, "cifar10", 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
+@register_dataset("mnist")
+def _mnist(root: Path) -> Dataset:
+    """MNIST as Mammoth has it: pixels on the 0..1 scale, not normalised and not augmented; on three channels here."""
+    plain = {"crop": "pad", "padding": 0, "flip": False, "brightness": 0.0}
+    return _of_torchvision(root, "mnist", 10, 28, {"mean": (0.0,) * 3, "std": (1.0,) * 3} | plain)
+
+
 def _cifar(root, name, num_classes, mean, std):
-    """CIFAR with PyCIL's constants and transforms. After the download, only the npz file is read."""
+    """CIFAR with PyCIL's constants and transforms."""
+    transforms = {"mean": mean, "std": std, "crop": "pad", "padding": 4, "flip": True, "brightness": 63 / 255}
+    return _of_torchvision(root, name, num_classes, 32, transforms)
+
+
+def _of_torchvision(root, name, num_classes, side, transforms):
+    """A data set that torchvision downloads. After that, only the npz file is read."""
     path = root / f"{name}.npz"
     downloaded = None
     if not os.path.lexists(path):
         with locked_if_writable(root, f".{name}.lock"):  # another process may be downloading it
             if not os.path.lexists(path):
-                downloaded = _download_cifar(path, name)
+                downloaded = _download(path, name)
     arrays, read = (downloaded, None) if downloaded else read_npz(path)
     classes, train, test = check_arrays(path, arrays, num_classes)
-    if (side := train.images.shape[1]) != 32:
+    found = train.images.shape[1]
+    if found != side:
         raise UserError(
-            f"{path}: images of side {side}, but those of {name} have 32; use 'npz:{path}' for your own data"
+            f"{path}: images of side {found}, but those of {name} have {side}; use 'npz:{path}' for your own data"
         )
-    info = DatasetInfo(name, classes, 32, mean, std, crop="pad", padding=4, flip=True, brightness=63 / 255)
+    info = DatasetInfo(name, classes, side, **transforms)
     return Dataset(info, train, test, fingerprint=read and fingerprint_of_file(path, read, train, test))
 
 
-def _download_cifar(path: Path, name: str) -> dict[str, np.ndarray]:
+def _download(path: Path, name: str) -> dict[str, np.ndarray]:
     """Download the arrays with torchvision, which verifies checksums, and store them in ``path`` for the next run."""
+    logging.getLogger("pycil_wsc").warning(f"{path}: does not exist; downloading {name} with torchvision")
     try:
         from torchvision import datasets as downloads
 

@@ -14,6 +14,15 @@ def herd(pool: Pool) -> dict[int, np.ndarray]:
     return pool.of_each_class(lambda rows, quota: rows[herding(vectors[rows], quota)])
 
 
+@register_exemplars("herding_raw")
+def herd_raw(pool: Pool) -> dict[int, np.ndarray]:
+    """As ``herding``, but on features that are not normalised: Mammoth's for LUCIR."""
+    assert pool.features is not None, "herding needs features"
+    vectors = pool.features(pool.indices)
+    vectors = vectors / max(1e-12, np.linalg.norm(vectors, axis=1).max(initial=0))  # the same order
+    return pool.of_each_class(lambda rows, quota: rows[nearest_to_mean(vectors[rows], quota)])
+
+
 @register_exemplars("random")
 def draw(pool: Pool) -> dict[int, np.ndarray]:
     """A uniform sample of each class."""
@@ -55,11 +64,17 @@ def herding(features: np.ndarray, quota: int) -> np.ndarray:
 
     ``features``: (n, d) of one class. Returns min(quota, n) distinct row numbers in the order of choice; ties are
     broken by position. Source: Rebuffi et al., 2017.
+    """
+    return nearest_to_mean(normalise(features), quota)
+
+
+def nearest_to_mean(features: np.ndarray, quota: int) -> np.ndarray:
+    """Greedily pick samples so that the mean of their ``features``, (n, d) and at most of length 1, is closest to that
+    of all.
 
     The distance of each candidate is computed, in the features' precision, for the few rows only that a product in
     double precision finds to be nearest but for rounding.
     """
-    features = normalise(features)
     mean = features.mean(0)
     total = np.zeros_like(mean)
     taken = np.zeros(len(features), bool)

@@ -109,7 +109,7 @@ class RMMFOSTER(RMM, FOSTER):
     def class_counts(self, task: Task) -> np.ndarray:
         counts = np.bincount(self.manager.train_targets[task.train_indices], minlength=task.num_seen)
         size = len(self.memory)
-        if not self.config.tasks:  # PyCIL's number; as the quotas are rounded down, some of it may stay unused
+        if not self.config.is_stream:  # PyCIL's number; as the quotas are rounded down, some of it may stay unused
             size = memory_size(self.config, self.manager.tasks[task.index - 1], self.manager)
         counts[: task.num_old] = size // task.num_old
         return counts
@@ -140,11 +140,11 @@ def memory_size(config: LearnerConfig, task: Task, manager: TaskSequence) -> int
     """The number of exemplars after ``task``: the memory's keys, and a fraction of the images of ``increment`` classes,
     or with ``increments`` of those of the task.
 
-    With ``tasks``, the rate and the images are the task's own. Else, as in PyCIL, a rate of 0 keeps the previous size,
+    With ``tasks`` or ``domains``, the rate and the images are the task's own. Else, as in PyCIL, a rate of 0 keeps the previous size,
     and a class counts as the largest of the training set.
     """
     usual = config.memory_per_class * task.num_seen if config.fixed_memory else config.memory_size
-    if config.tasks:
+    if config.is_stream:
         return usual + int(rate_of(config.options.m_rate_list, task) * len(task.train_indices))
     rated = [each for each in manager.tasks[: task.index + 1] if rate_of(config.options.m_rate_list, each)]
     if not rated:
