@@ -1,4 +1,4 @@
-"""Domain-incremental tasks of one data set: the same classes in each, with all images rotated, or their pixels permuted."""
+"""Domains of one data set as tasks: the same classes in each, with all images rotated, or their pixels permuted."""
 
 import hashlib
 from collections.abc import Sequence

@@ -140,8 +140,8 @@ def memory_size(config: LearnerConfig, task: Task, manager: TaskSequence) -> int
     """The number of exemplars after ``task``: the memory's keys, and a fraction of the images of ``increment`` classes,
     or with ``increments`` of those of the task.
 
-    With ``tasks`` or ``domains``, the rate and the images are the task's own. Else, as in PyCIL, a rate of 0 keeps the previous size,
-    and a class counts as the largest of the training set.
+    With ``tasks`` or ``domains``, the rate and the images are the task's own. Else, as in PyCIL, a rate of 0 keeps the
+    previous size, and a class counts as the largest of the training set.
     """
     usual = config.memory_per_class * task.num_seen if config.fixed_memory else config.memory_size
     if config.is_stream:
