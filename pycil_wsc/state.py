@@ -5,8 +5,10 @@ checksum, because safetensors takes damaged tensors as they are, and nothing in 
 """
 
 import hashlib
+import io
 import json
 import math
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,13 @@ def save_state(path: str | Path, state: object) -> None:
 
 
 def load_state(path: str | Path) -> State:
-    """Read what :func:`save_state` wrote; its tensors are on the CPU.
+    """Read what :func:`save_state` wrote, or ``torch.save``, as up to version 0.2.0; its tensors are on the CPU.
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is damaged or of another kind.
     """
     content = read_file(path)
+    if content[:2] == b"PK":  # an archive, as torch.save writes
+        return _torch_saved(content)
     try:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
@@ -55,6 +59,34 @@ def load_state(path: str | Path) -> State:
         raise
     except Exception as error:  # files of other programs raise many kinds of errors
         raise ValueError(type(error).__name__) from None
+
+
+def _torch_saved(content: bytes) -> State:
+    """What ``torch.save`` wrote; nothing in it is executed.
+
+    ``torch.load`` does not detect damaged tensors, so the checksum of every part of the archive is verified first.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            refuse_compressed(archive, len(content))
+            if damaged := archive.testzip():
+                raise ValueError(f"the checksum of its part {damaged} is wrong")
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (MemoryError, ValueError):
+        raise
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:  # the unpickler raises many kinds of errors
+        raise ValueError(type(error).__name__) from None
+
+
+def refuse_compressed(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise ``ValueError`` if the parts of an archive of ``size`` bytes take more: torch compresses nothing.
+
+    A small file could otherwise take all memory.
+    """
+    if sum(part.file_size for part in archive.infolist()) > size:
+        raise ValueError("it is compressed, unlike what torch writes")
 
 
 def peek_state(path: str | Path) -> State:

@@ -14,7 +14,7 @@ from torch import nn
 
 from pycil_wsc.errors import UnusableRun, UserError, did_you_mean
 from pycil_wsc.files import check_file
-from pycil_wsc.old_formats import refuse_compressed
+from pycil_wsc.state import refuse_compressed
 
 PREFIX = "timm:"
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts save weights

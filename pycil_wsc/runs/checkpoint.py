@@ -12,8 +12,7 @@ from pycil_wsc.data.images.fingerprint import changed, decoded_otherwise
 from pycil_wsc.devices import computes_bf16
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import Json
-from pycil_wsc.old_formats import load_state
-from pycil_wsc.state import State, save_state
+from pycil_wsc.state import State, load_state, save_state
 from pycil_wsc.training.learner import BaseLearner
 
 CHECKPOINT = "checkpoint.pt"

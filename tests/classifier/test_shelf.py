@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from support.damage import each_part_forged, each_with_a_bit_flipped, forged
 from support.months import photos
-from support.shelves import OLD, labelled, names
+from support.shelves import labelled, names
 from support.small_learners import FILES, assert_same, dies_at, learned
 
 from pycil_wsc.classifier.learner import Learner
@@ -427,47 +427,3 @@ def test_what_another_folder_has_copies_of_is_copied_as_it_may_remove_them(tmp_p
     other.save(tmp_path / "backup")
     shutil.rmtree(tmp_path / "shelf")
     assert labelled(Learner.load(tmp_path / "backup")) == labelled(learner)
-
-
-# ---- earlier versions ------------------------------------------------------------------------------------------------
-
-
-def test_a_learner_of_format_1_predicts_learns_and_is_saved_in_the_present_format(months, tmp_path):
-    folder = shutil.copytree(OLD / "learner-arrays", tmp_path / "shelf")
-    (folder / "notes.txt").touch()
-    answers = np.load(OLD / "learner-arrays.npz")
-    learner = Learner.load(folder, quiet=True, precision="bf16")  # in which the logits were computed
-    assert np.allclose(learner.answers.classifier.logits(answers["images"]), answers["logits"], rtol=2**-7, atol=2**-8)
-    assert learner.classes == ["cat", "ant"] and len(learner._held.train) == 4
-    learner.learn(months[1])
-    learner.save(folder)
-    assert names(folder) == ["learner.safetensors", "notes.txt"]
-    assert_same(Learner.load(folder), learner)
-
-
-def test_copied_exemplars_of_format_1_are_used_unchecked_and_kept(tmp_path):
-    folder = shutil.copytree(OLD / "learner-files", tmp_path / "shelf")
-    learner = Learner.load(folder, quiet=True)
-    before = labelled(learner)
-    assert [name for name, _ in before] == ["ant", "ant", "cat", "cat"]
-    learner.save(folder)
-    assert labelled(Learner.load(folder)) == before and len(names(folder)) == 1 + 4
-    Image.new("RGB", (32, 32)).save(learner._held.train.images[0])  # no hash is known
-    learner.learn(photos(tmp_path / "february", ["bee"], 2))
-    assert learner.classes == ["ant", "cat", "bee"]
-
-
-@pytest.mark.parametrize("name", ["learner.json", "weights.safetensors", "exemplars.json", "exemplars.npy"])
-def test_a_damaged_learner_of_format_1_is_one_line(name, tmp_path):
-    folder = shutil.copytree(OLD / "learner-arrays", tmp_path / "shelf")
-    noticed = 0
-    for _ in each_with_a_bit_flipped(folder / name, 12):
-        try:
-            Learner.load(folder)
-        except UserError as error:
-            assert "is not a complete saved learner" in str(error) or "another version" in str(error)
-            noticed += 1
-    assert noticed > 6
-    (folder / name).unlink()
-    with pytest.raises(UserError, match="shelf: (no saved learner there|cannot be read)"):
-        Learner.load(folder)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.months import MONTHS, month, photos
-from support.shelves import OLD, labelled, names
+from support.shelves import labelled, names
 from support.small_learners import FILES, QUICK, SMALL, arrays, assert_same, dies_at, learned, months
 from support.small_runs import Tiny
 from torch import nn
@@ -100,15 +100,6 @@ def test_where_the_disk_has_no_links_versions_are_copies(learners, tmp_path):
         for learner in learners[:2]:
             learner.save(tmp_path / "shelf")
     assert tasks_of(tmp_path / "shelf", 1) == 1 and tasks_of(tmp_path / "shelf") == 2
-
-
-def test_learners_that_were_saved_without_versions_get_them(learners, tmp_path):
-    folder = shutil.copytree(OLD / "learner-arrays", tmp_path / "shelf")
-    old = Learner.load(folder, quiet=True)
-    assert old.version == 0 and Learner.versions(folder) == []
-    old.save(folder)
-    learners[1].save(folder)
-    assert [each["version"] for each in Learner.versions(folder)] == [1, 2] and tasks_of(folder, 1) == 1
 
 
 # ---- going back ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from support.months import photos
 from support.small_learners import FILES, learned
 
 import pycil_wsc
-from pycil_wsc import Learner, old_formats, state
+from pycil_wsc import Learner, state
 from pycil_wsc.allocator import free_host_memory
 from pycil_wsc.data.images import npz
 from pycil_wsc.data.images.fingerprint import hash_of_weights
@@ -45,7 +45,7 @@ def odd_files(folder):
 
 def test_a_pipe_or_device_in_place_of_a_file_is_an_error_of_every_reader(tmp_path):
     for path in odd_files(tmp_path):
-        for read in (check_file, read_file, state.load_state, state.peek_state, old_formats.load_state):
+        for read in (check_file, read_file, state.load_state, state.peek_state):
             with pytest.raises(OSError, match="not a file but a pipe or a device"):
                 read(path)
         for read in (npz.read_npz, lambda path: read_weights(str(path))):
@@ -167,7 +167,7 @@ def test_compressed_weights_are_refused_before_they_are_read(tmp_path):
     with pytest.raises(UserError, match=r"small.pt is not a file of weights \(it is compressed"):
         read_weights(str(tmp_path / "small.pt"))
     with pytest.raises(ValueError, match="it is compressed"):
-        old_formats.load_state(tmp_path / "small.pt")
+        state.load_state(tmp_path / "small.pt")
 
 
 def test_a_saved_state_that_does_not_fit_in_memory_is_one_line(monkeypatch, tmp_path, caplog):

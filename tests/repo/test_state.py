@@ -8,7 +8,6 @@ from support.damage import each_with_a_bit_flipped
 from support.small_runs import killed_at, results, write
 
 from main import main
-from pycil_wsc import old_formats
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import load_state, save_state
 
@@ -66,7 +65,7 @@ def test_every_flipped_bit_is_noticed_or_does_no_harm(writer, tmp_path):
     WRITERS[writer](path, STATE)
     for position in each_with_a_bit_flipped(path, 150):
         try:
-            assert equal(old_formats.load_state(path)), position
+            assert equal(load_state(path)), position
         except ValueError as error:
             assert "\n" not in str(error)
             noticed += 1
@@ -80,13 +79,13 @@ def test_a_file_cut_short_is_noticed(writer, size, tmp_path):
     WRITERS[writer](path, STATE)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError):
-        old_formats.load_state(path)
+        load_state(path)
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
     for path in (tmp_path / "absent.pt", tmp_path):
         with pytest.raises(OSError):
-            old_formats.load_state(path)
+            load_state(path)
 
 
 def test_a_file_that_cannot_be_written_is_one_line_and_the_previous_one_intact(tmp_path, monkeypatch):
@@ -109,7 +108,7 @@ class Executed:
 def test_nothing_in_a_file_is_executed(tmp_path, capsys):
     torch.save(Executed(), tmp_path / "state.pt")
     with pytest.raises(ValueError):
-        old_formats.load_state(tmp_path / "state.pt")
+        load_state(tmp_path / "state.pt")
     assert capsys.readouterr().out == ""
 
 

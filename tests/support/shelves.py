@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-OLD = Path(__file__).parents[1] / "old_formats"  # written by version 0.2.0 at commit 3c19aa9
-
 
 def names(folder):
     """What is in ``folder``, apart from the lock and the note of the last number."""

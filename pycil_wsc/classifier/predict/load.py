@@ -9,8 +9,8 @@ from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, rebuilt
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
-from pycil_wsc.old_formats import load_state
 from pycil_wsc.runs.checkpoint import WEIGHTS
+from pycil_wsc.state import load_state
 
 
 def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> Classifier:

@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pycil_wsc import old_formats
 from pycil_wsc.classifier.predict.arguments import refusing
 from pycil_wsc.classifier.predict.rebuild import checked_info
 from pycil_wsc.classifier.store import versions
@@ -41,7 +40,7 @@ from pycil_wsc.runs.journal import new_curves
 from pycil_wsc.state import State, load_state, save_state
 
 COMPLETE = "a complete saved learner", "save or copy it again"
-FORMAT = 2  # 1 had several files: pycil_wsc.old_formats
+FORMAT = 2
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -49,7 +48,7 @@ FORMAT = 2  # 1 had several files: pycil_wsc.old_formats
 
 def exists(folder: Path) -> bool:
     """Whether a learner is saved in ``folder``."""
-    return os.path.isfile(folder / FILE) or old_formats.has_learner(folder)
+    return os.path.isfile(folder / FILE)
 
 
 def write(
@@ -104,7 +103,6 @@ def write(
     versions.note_number(folder, number)
     save_state(folder / FILE, content)
     try:
-        old_formats.remove_learner(folder)
         versions.remove_oldest(folder, limit)
         names = versions.files_of_all(folder)
         if names is not None:
@@ -142,12 +140,8 @@ def read(folder: Path, version: int | None = None) -> tuple[SavedLearner, int]:
     if version is None and others:
         remedy = f"its present version is damaged: load another one, such as version={others[-1]}, or {remedy}"
     with refusing(folder, what, remedy):
-        if version is None:
-            path = folder / FILE
-            content = load_state(path) if os.path.isfile(path) else old_formats.load_learner(folder)
-        else:
-            content = _content_of(folder, version)
-        if content["format"] not in (1, FORMAT):
+        content = load_state(folder / FILE) if version is None else _content_of(folder, version)
+        if content["format"] != FORMAT:
             raise UserError(f"{folder}: was saved by another version (format {content['format']}); use that one")
         number, _ = versions.numbers_in(content)
         return _checked(folder, content), number
@@ -168,8 +162,7 @@ def _checked(folder: Path, content: State) -> SavedLearner:
     """The learner with this content; raises an exception if its parts do not fit together."""
     state = content["run"]
     config = without_dropped(content["config"])
-    lists = {name: tuple(content["info"][name]) for name in ("classes", "mean", "std")}  # format 1 has no tuples
-    info = checked_info({**content["info"], **lists})
+    info = checked_info(content["info"])
     seen = tuple(content["seen"])
     _check(bool(seen) and all(type(number) is int for number in seen), "numbers of classes")
     _check(list(seen) == sorted(seen) and 0 < seen[0] and seen[-1] == info.num_classes, "numbers of classes")
@@ -182,12 +175,10 @@ def _checked(folder: Path, content: State) -> SavedLearner:
     _check(isinstance(config["tasks"], list) and all(isinstance(name, str) for name in config["tasks"]), "tasks")
     _check_state(state, len(seen), labels)
     _check_fingerprint(content["data"], len(seen))
-    bookkeeping = Bookkeeping()
-    if "ledger" in content:  # not in learners of earlier versions
-        bookkeeping, more = _bookkeeping_of(content["ledger"], folder, info)
-        hashes |= more
-        problem = problem_of(bookkeeping, seen[-1], len(seen))
-        _check(not problem, problem)
+    bookkeeping, more = _bookkeeping_of(content["ledger"], folder, info)
+    hashes |= more
+    problem = problem_of(bookkeeping, seen[-1], len(seen))
+    _check(not problem, problem)
     none = Split(train.images[:0], labels[:0])
     arrivals = Arrivals(seen, tasks, tasks[:0])
     exemplars = Dataset(info, train, none, 0.0, content["data"], arrivals)
@@ -197,7 +188,7 @@ def _checked(folder: Path, content: State) -> SavedLearner:
 def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Bookkeeping, dict[str, str]]:
     """The bookkeeping with this content, and the hashes of its files."""
     held_out, hashes = _unpacked(stored["held_out"], folder, info)
-    learned = np.asarray(stored.get("learned", np.empty(0, np.int64)))  # not in learners of earlier versions
+    learned = np.asarray(stored["learned"])
     return Bookkeeping(held_out, stored["per_class"], stored["temperature"], tuple(stored["entries"]), learned), hashes
 
 
@@ -211,7 +202,7 @@ def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, di
         _check(all(b"\0" not in os.fsencode(path) for path in paths), "names of files")
         images = np.array(paths, dtype=str)
         pairs = zip(paths, stored["sha256"], strict=True)
-        hashes = {path: digest for path, digest in pairs if digest is not None}  # format 1 has none
+        hashes = {path: digest for path, digest in pairs if digest is not None}
         _check(all(re.fullmatch("[0-9a-f]{64}", digest) for digest in hashes.values()), "hashes")
         for name, path in zip(names, paths, strict=True):
             if path not in hashes and not os.path.isabs(name) and not is_inside(path, folder):
@@ -246,14 +237,14 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
     extra = state["learner"]["_extra_state"]
     _check(_numbers(extra["images_trained"], extra["train_flops"], extra["memory"]["seen"]), "counts")
     _check(extra["images_trained"] == history[-1]["images_trained"], "counts")
-    _check(extra["memory"].get("tasks", tasks) == tasks, "counts")  # missing in learners of earlier versions
-    seen_by_class = extra["memory"].get("seen_by_class", {})  # missing likewise
+    _check(extra["memory"]["tasks"] == tasks, "counts")
+    seen_by_class = extra["memory"]["seen_by_class"]
     _check(_numbers(*seen_by_class.keys(), *seen_by_class.values()), "counts")
     memory = extra["memory"]["classes"]
     held = [index for indices in memory.values() for index in indices]
     _check(sorted(held) == list(range(len(labels))), "memory")
     _check(all(labels[index] == label for label, indices in memory.items() for index in indices), "memory")
-    for stored in extra.get("stored", {}).values():  # missing in learners of earlier versions
+    for stored in extra["stored"].values():
         indices = stored["indices"].tolist()
         _check(set(indices) <= set(held) and len(set(indices)) == len(indices) == len(stored["values"]), "values")
 

@@ -234,7 +234,7 @@ def _outline_of(path: Path) -> Outline | None:
         content = peek_state(path)
         number, parent = numbers_in(content)
         tasks, classes = content["config"]["tasks"], content["info"]["classes"]
-        bookkeeping = content.get("ledger", {"held_out": {}, "entries": ()})  # not in learners of earlier versions
+        bookkeeping = content["ledger"]
         files = [name for part in (content["exemplars"], bookkeeping["held_out"]) for name in part.get("files", ())]
         when = bookkeeping["entries"][-1].get("when") if bookkeeping["entries"] else None
         if not all(isinstance(name, str) for name in [*tasks, *classes, *files, when or ""]):
