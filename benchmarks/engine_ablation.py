@@ -133,7 +133,7 @@ class Optimizer(Whole):
                 parameters, lr=0.0, momentum=learner.config.momentum, weight_decay=weight_decay, foreach=False
             )
 
-        learner.optimizer = sgd
+        learner._optimizer = sgd
 
 
 class Waiting(Whole):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pycil_wsc import seeding
 from pycil_wsc.data.batches.loader import ArraySource
 from pycil_wsc.data.tasks.tasks import TaskSequence
 from pycil_wsc.data.types import Split
@@ -40,7 +41,7 @@ def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
     if device.type == "cpu":
         return
     try:
-        with learner.seeded("rehearsal", device=device):
+        with seeding.seeded(learner.config.seed, "rehearsal", device=device):
             _augment(learner)
             _learn(learner, device, analyses)
     except Exception as error:
@@ -61,7 +62,7 @@ def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
 def _the_cpu_can(learner, analyses):
     """Whether the CPU can do it. An error that it raises too is not the device's: the run itself will show it."""
     try:
-        with learner.seeded("rehearsal"):
+        with seeding.seeded(learner.config.seed, "rehearsal"):
             _learn(learner, torch.device("cpu"), analyses)
     except Exception:
         return False

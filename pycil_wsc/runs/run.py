@@ -34,6 +34,7 @@ from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Evaluator
 from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
+from pycil_wsc.training.learner_state import first_task_state
 from pycil_wsc.training.phase import Monitor, PhaseRun, Resume
 from pycil_wsc.training.processes import Processes, backend_of
 
@@ -171,7 +172,7 @@ class Run(Monitor):
                 return
             self.journal.tick()
             self.journal.note_memory(self.device)
-            learned = self.learner.trained_state()  # all processes call this together
+            learned = first_task_state(self.learner)  # all processes call this together
             shares = not self.learner.plan.measures_quotas  # whose choice of exemplars moves batch norm's statistics
             if path and shares and self.first_task == file.name:
                 first_task.save(path, {**self.journal.state_dict(), "learner": learned})

@@ -14,6 +14,7 @@ from pycil_wsc.data.batches.order import WHOLE, Share
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.state import State
+from pycil_wsc.training.batches import Batches
 from pycil_wsc.training.processes import Processes
 
 Record = dict[str, object]  # name -> JSON value
@@ -38,13 +39,13 @@ class Observed(Protocol):
     memory: ExemplarMemory
     processes: Processes
     device: torch.device
+    batches: Batches
 
     @property
     def config(self) -> Settings: ...
     @property
     def network(self) -> nn.Module: ...
     def predict(self, images: Tensor) -> Tensor: ...
-    def training_indices(self, task: Task) -> np.ndarray: ...
     def modules(self) -> Iterator[nn.Module]: ...
     def eval(self) -> object: ...
 
@@ -88,7 +89,7 @@ class Observer:
 
         They are sorted by class, so each class has about its share of them.
         """
-        indices = self.learner.training_indices(task)
+        indices = self.learner.batches.indices(task)
         return indices[np.linspace(0, len(indices) - 1, min(number, len(indices))).astype(int)]
 
     def share_of_new(self, task: Task) -> float:

@@ -19,7 +19,7 @@ class TrainingAccuracy(Observer):
     @torch.no_grad()
     def task_trained(self, task: Task) -> Record:
         return {
-            "all": self.accuracy(self.learner.training_indices(task)),
+            "all": self.accuracy(self.learner.batches.indices(task)),
             "new": self.accuracy(task.train_indices),
         }
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from pycil_wsc import seeding
 from pycil_wsc.data.batches.loader import BatchSource, Source
 from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order, new_in_batches, num_batches
-from pycil_wsc.data.tasks.tasks import TaskSequence
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.tasks.tasks import Task, TaskSequence
+from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.processes import Processes
 
 
@@ -119,6 +121,8 @@ class Trained(Protocol):
     train_source: Source
     processes: Processes
     device: torch.device
+    memory: ExemplarMemory
+    plan: Plan
 
     @property
     def config(self) -> Settings: ...
@@ -133,6 +137,19 @@ class Batches:
 
     def __init__(self, learner: Trained) -> None:
         self.learner = learner
+        self.held_out: np.ndarray | None = None  # exemplars that the present task does not train on: int64 (n,)
+
+    def indices(self, task: Task) -> np.ndarray:
+        """What a task trains on: its samples, as ``plan.new_samples`` says, and all exemplars: (n,).
+
+        Without those that are :attr:`held_out`, if there are any; it is then sorted.
+        """
+        learner = self.learner
+        new_samples = learner.plan.new_samples(task, learner.manager.train_targets)
+        indices = np.concatenate([new_samples, learner.memory.indices])
+        if self.held_out is None:
+            return indices
+        return np.sort(indices[~np.isin(indices, self.held_out)])
 
     def of(self, samples: Sampling, task: int, *address: str | int) -> Iterator[Batch]:
         """Shuffled, augmented batches over ``samples``: this process's part of each.

@@ -8,6 +8,7 @@ import itertools
 
 import torch
 
+from pycil_wsc import seeding
 from pycil_wsc.data.batches.features import FeatureSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.layers import freeze
@@ -72,7 +73,7 @@ def _share(learner: Trainable, task: Task, number: int) -> float:
 def replay_operations(learner: Trainable, task: Task) -> float:
     """The operations of Replay in the planned epochs of ``task``, with the memory before it."""
     images = len(task.train_indices) + len(learner.memory.before(task))
-    with learner.seeded("cost"):
+    with seeding.seeded(learner.config.seed, "cost"):
         network = IncrementalNet(learner.new_backbone(pretrained=False))
         network.grow(task.num_seen)
     freeze(network)
@@ -94,7 +95,7 @@ def costs_of_step(learner: Trainable, task: Task, run: PhaseRun) -> tuple[float,
     kept = [(buffer, buffer.clone()) for buffer in learner.buffers()]
     learner.eval()
     phase.network.train()
-    with learner.seeded("cost", device=learner.device):
+    with seeding.seeded(learner.config.seed, "cost", device=learner.device):
         address = task.index, run.number, 0
         replayed = learner.batches.first_replayed(phase, *address)
         drawn = next(itertools.islice(learner.batches.of(phase, *address), replayed, None))

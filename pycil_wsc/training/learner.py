@@ -1,10 +1,9 @@
 """A learner: what a method overrides, what its hooks may use, how it learns a task, and its state."""
 
-import contextlib
 import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 import numpy as np
@@ -23,7 +22,7 @@ from pycil_wsc.keys import NoOptions
 from pycil_wsc.networks.layers import freeze, mark_frozen
 from pycil_wsc.networks.nets import Backbone, IncrementalNet, make_backbone
 from pycil_wsc.state import State
-from pycil_wsc.training import loop
+from pycil_wsc.training import learner_state, loop
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimization import parameter_groups, task_schedule
@@ -133,7 +132,7 @@ class BaseLearner(nn.Module):
         self.over = Over(processes)
         self.memory = configured_memory(config, self.plan)
         self.spent = Spent()
-        with self.seeded("weights"):
+        with seeding.seeded(self.config.seed, "weights"):
             self.network = self.build()
         self._place()
 
@@ -277,8 +276,8 @@ class BaseLearner(nn.Module):
         usual_epochs, usual_decay = (c.init_epoch, c.init_weight_decay) if first else (c.epochs, c.weight_decay)
         num_epochs: int = usual_epochs if epochs is None else epochs
         decay: float = usual_decay if weight_decay is None else weight_decay
-        optimizer = self.optimizer(parameters or self.network.parameters(), decay)
-        indices = self.training_indices(task)
+        optimizer = self._optimizer(parameters or self.network.parameters(), decay)
+        indices = self.batches.indices(task)
         interval = 1 if c.schedule_unit == "epoch" else 1 / self.batches.number(len(indices))
         lr = task_schedule(c, first, num_epochs, interval)
         return Phase(
@@ -291,7 +290,7 @@ class BaseLearner(nn.Module):
             mixed=self.plan.mixes,
         )
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+    def _optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
         """A new optimiser, as configured, of the trainable ``parameters``; the loop sets its learning rate.
 
         It has a group for each ``lr_scale``, the factor of the schedule's learning rate: ``backbone_lr_factor *
@@ -303,14 +302,6 @@ class BaseLearner(nn.Module):
         groups = parameter_groups(parameters, weight_decay, depths, self.config)
         return registry.optimizers[self.config.optimizer](groups, self.config)
 
-    def first_class(self, task: Task) -> int:
-        """The first class, in learning order, of the task's images: ``num_old`` if all its classes are new."""
-        return int(self.manager.train_targets[task.train_indices].min())
-
-    def training_indices(self, task: Task) -> np.ndarray:
-        """The task's samples, as ``plan.new_samples`` says, and all exemplars: (n,)."""
-        return np.concatenate([self.plan.new_samples(task, self.manager.train_targets), self.memory.indices])
-
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
         return cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
@@ -319,13 +310,6 @@ class BaseLearner(nn.Module):
         """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
         side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
         return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
-
-    def seeded(self, *address: str | int, **device: torch.device) -> contextlib.AbstractContextManager:
-        return seeding.seeded(self.config.seed, *address, **device)
-
-    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``tensors`` on the device, such as those of a saved state."""
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
     def _place(self) -> None:
         """Move all networks to the device, in the memory format that ``channels_last`` sets."""
@@ -339,7 +323,7 @@ class BaseLearner(nn.Module):
     def _undefined_in_bf16(self) -> bool:
         """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
         name, side = self.config.convnet_type, self.train_source.info.image_size
-        with self.seeded("probe"):  # does not advance the generator of the weights
+        with seeding.seeded(self.config.seed, "probe"):  # does not advance the generator of the weights
             needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
         if needed:
             logging.getLogger("pycil_wsc").warning(
@@ -359,7 +343,7 @@ class BaseLearner(nn.Module):
             task: the next task; the learner has learned those before.
             monitor: notified of the task's start, of every step and epoch, and of its end.
             resume: the position and state from which a stopped run resumes.
-            trained: the result of training (:meth:`trained_state`), to load instead of training.
+            trained: the result of training (:func:`.learner_state.first_task_state`), to load instead of training.
 
         Raises:
             UserError: an image cannot be read, or the task cannot be trained as configured (``UnusableRun``).
@@ -375,7 +359,7 @@ class BaseLearner(nn.Module):
         if not resume:
             monitor.task_started(task)
         if trained:
-            self._load_trained_state(trained)
+            learner_state.load_first_task(self, trained)
         else:
             loop.train(self, task, monitor, resume)
         self.end_task(task)
@@ -385,7 +369,7 @@ class BaseLearner(nn.Module):
 
     def grow_for(self, task: Task) -> None:
         """:meth:`grow` with the task's random numbers, on the device."""
-        with self.seeded("weights", task.index):
+        with seeding.seeded(self.config.seed, "weights", task.index):
             self.grow(task)
         self._freeze()
         self._place()
@@ -401,23 +385,6 @@ class BaseLearner(nn.Module):
         quotas = self.measured_quotas(task)
         self.memory.update(task, self.manager.train_targets, self.outputs.features, rng, self.processes.map, quotas)
         self.stored.keep(self.memory.indices)
-
-    def trained_state(self) -> State:
-        """The result of training the first task, in a form that every learner with the same backbone can load."""
-        return {
-            "tensors": self._first_task_tensors(),
-            "images_trained": self.spent.images,
-            "train_flops": self.spent.operations,
-        }
-
-    def _load_trained_state(self, state: State) -> None:
-        for mine, trained in zip(self._first_task_tensors(), state["tensors"], strict=True):
-            mine.copy_(trained)
-        self.spent.images = state["images_trained"]
-        self.spent.operations = state["train_flops"]
-
-    def _first_task_tensors(self):
-        return [tensor for part in self.network.first_parts() for tensor in part.state_dict().values()]
 
     def get_extra_state(self) -> State:
         return {

@@ -1,10 +1,18 @@
-"""Where the parts of a learner's saved state are, for those who read one without building the learner.
+"""The parts of a learner's saved state, for those who read one without building the learner, and what hooks load.
 
 :meth:`pycil_wsc.training.learner.BaseLearner.get_extra_state` writes what stands here.
 """
 
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
 from pycil_wsc.files import Json
+from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.state import State
+from pycil_wsc.training.spent import Spent
 
 EXTRA = "_extra_state"  # torch's name in a module's ``state_dict()`` for what its ``get_extra_state()`` returned
 MEMORY = "memory"
@@ -26,3 +34,38 @@ def without_exemplars(state: State) -> list[tuple[str, Json]]:
     tensors = [(name, value) for name, value in state.items() if name != EXTRA]
     parts = [(name, value) for name, value in state[EXTRA].items() if name not in (MEMORY, STORED)]
     return tensors + parts
+
+
+def placed(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """``tensors`` on ``device``, such as those of a saved state."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+class Started(Protocol):
+    """A learner that has learned the first task."""
+
+    spent: Spent
+
+    @property
+    def network(self) -> IncrementalNet: ...
+
+
+def first_task_state(learner: Started) -> State:
+    """The result of training the first task, in a form that every learner with the same backbone can load."""
+    return {
+        "tensors": _first_task_tensors(learner),
+        "images_trained": learner.spent.images,
+        "train_flops": learner.spent.operations,
+    }
+
+
+def load_first_task(learner: Started, state: State) -> None:
+    """Load what :func:`first_task_state` returned for another learner."""
+    for mine, trained in zip(_first_task_tensors(learner), state["tensors"], strict=True):
+        mine.copy_(trained)
+    learner.spent.images = state["images_trained"]
+    learner.spent.operations = state["train_flops"]
+
+
+def _first_task_tensors(learner: Started) -> list[Tensor]:
+    return [tensor for part in learner.network.first_parts() for tensor in part.state_dict().values()]

@@ -4,6 +4,7 @@ import contextlib
 
 import torch
 
+from pycil_wsc import seeding
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.training import budget
 from pycil_wsc.training.optimization import clip
@@ -50,7 +51,8 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
         total_loss = torch.zeros((), device=device)
         correct = torch.zeros((), device=device, dtype=torch.int64)
         batches = learner.batches.of(phase, task.index, run.number, epoch)
-        with learner.seeded("dropout", task.index, run.number, epoch, processes.rank, device=device):
+        address = task.index, run.number, epoch, processes.rank
+        with seeding.seeded(learner.config.seed, "dropout", *address, device=device):
             for drawn in run.within(epoch, batches):
                 with cost.measured_before(drawn.replayed):
                     batch = learner.before_step(drawn)

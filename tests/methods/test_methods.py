@@ -207,7 +207,7 @@ def test_bic_holds_out_as_pycil_does_and_no_more_than_there_is(keys, sizes, tmp_
         held_out = learner.validation_samples(task)
         counts = np.bincount(targets[held_out], minlength=task.num_seen)
         assert len(set(held_out)) == len(held_out) and (counts == counts[0]).all()
-        assert set(held_out) <= set(learner.training_indices(task))
+        assert set(held_out) <= set(learner.batches.indices(task))
         found.append(int(counts[0]))
         learner.memory.update(task, targets, None, np.random.default_rng(0))
     assert found[1:] == sizes and found[0] == 0
@@ -367,7 +367,7 @@ def test_fosters_loss_divides_logits_by_weights_and_distils_the_old_head(digits,
     distilled = -((old / 3).softmax(1) * (logits[:, :4] / 3).log_softmax(1)).sum(1).mean()
     new = negative_log_likelihood(logits / learner.weights, TARGETS) + negative_log_likelihood(newest, TARGETS)
     torch.testing.assert_close(loss, new + 0.5 * distilled)
-    counts = np.bincount(learner.manager.train_targets[learner.training_indices(tasks[1])])
+    counts = np.bincount(learner.manager.train_targets[learner.batches.indices(tasks[1])])
     assert counts[:4].tolist() == [10] * 4 and torch.equal(
         learner.weights, balanced_weights(torch.tensor(counts), 0.96)
     )
@@ -386,7 +386,7 @@ def test_fosters_compression_distils_the_teacher_with_rare_classes_weighted(digi
     learner.eval()
     loss, logits = compression.loss(batch_of(BATCH, TARGETS))
     torch.testing.assert_close(logits, learner.student.head(learner.student.blocks[0](BATCH)))
-    counts = np.bincount(learner.manager.train_targets[learner.training_indices(tasks[1])])
+    counts = np.bincount(learner.manager.train_targets[learner.batches.indices(tasks[1])])
     weights = torch.tensor([(1 - 0.9) / (1 - 0.9 ** int(count)) for count in counts])
     soft = (learner.network(BATCH) / 3).softmax(1) * weights
     soft = soft / soft.sum(1, keepdim=True)

@@ -323,7 +323,7 @@ class TwoOptimisers(BaseLearner):
 
     def phases(self, task):
         yield self.main_phase(task)
-        indices = self.training_indices(task)
+        indices = self.batches.indices(task)
         source = FeatureSource(torch.from_numpy(self.outputs.features(indices)), self.device)
         targets = self.manager.train_targets[indices]
         optimizer = torch.optim.Adam(self.network.head.parameters())

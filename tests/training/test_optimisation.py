@@ -189,7 +189,7 @@ def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings
 
     def consolidate(task, phase):
         begin(task, phase)
-        held.append(set(learner.held_out_indices.tolist()))
+        held.append(set(learner.batches.held_out.tolist()))
 
     def watched(indices, *arguments, **options):
         used.append((set(indices.tolist()), options.get("train", False)))
@@ -233,7 +233,7 @@ def test_rates_fall_with_the_distance_from_the_head(settings):
     for name, parts in (("replay", ["backbone"]), ("memo", ["trunk", "blocks.0"])):
         learner = run_of(settings, model_name=name, backbone_lr_factor=0.5, layer_decay=0.1).learner
         learner.grow_for(learner.manager.tasks[0])
-        groups = learner.optimizer(learner.network.parameters(), 0.0).param_groups
+        groups = learner.main_phase(learner.manager.tasks[0], weight_decay=0.0).optimizer.param_groups
         scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
         assert {scales[id(p)] for p in learner.network.head.parameters()} == {1.0}
         found = {}
@@ -249,7 +249,7 @@ def test_the_branch_that_aper_tunes_has_the_backbones_rate(settings):
     learner = run_of(settings, model_name="aper_finetune", backbone_lr_factor=0.5).learner
     for task in learner.manager.tasks[:2]:
         learner.learn(task, SILENT)
-    groups = learner.optimizer(learner.network.tuned.parameters(), 0.0).param_groups
+    groups = learner.main_phase(task, learner.network.tuned.parameters(), weight_decay=0.0).optimizer.param_groups
     scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     branch, head = learner.network.tuned
     assert {scales[id(p)] for p in branch.parameters()} == {0.5} and {scales[id(p)] for p in head.parameters()} == {1}

@@ -80,6 +80,10 @@ class TaskSequence:
         """The number of training images of the largest class."""
         return int(np.bincount(self.train_targets, minlength=1).max())
 
+    def first_class(self, task: Task) -> int:
+        """The first class, in learning order, of the task's images: ``num_old`` if all its classes are new."""
+        return int(self.train_targets[task.train_indices].min())
+
     def _task(self, index):
         old, seen = self.boundaries[index : index + 2]
         train = _by_class(np.flatnonzero(self.train_tasks == index), self.train_targets)

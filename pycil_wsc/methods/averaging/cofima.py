@@ -12,6 +12,7 @@ from pycil_wsc.networks.heads import part_of
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import Arguments
+from pycil_wsc.training.learner_state import placed
 
 
 @register_learner("cofima", epochs=70, milestones=[30, 50])
@@ -41,7 +42,7 @@ class CoFiMA(InterpolatingLearner):
         self.earlier: Weights = {}  # that of the previous task, while the weights are merged
 
     def end_task(self, task: Task) -> None:
-        found = fisher_of_batches(self, task, self.training_indices(task), dict(self.network.named_parameters()))
+        found = fisher_of_batches(self, task, self.batches.indices(task), dict(self.network.named_parameters()))
         self.earlier = self.fisher
         self.fisher = {name: value.clamp(max=self.config.options.fishermax) for name, value in found.items()}
         super().end_task(task)
@@ -56,4 +57,4 @@ class CoFiMA(InterpolatingLearner):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.fisher = self.placed(state["fisher"])
+        self.fisher = placed(state["fisher"], self.device)

@@ -10,6 +10,7 @@ from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import Arguments
+from pycil_wsc.training.learner_state import placed
 
 
 @register_learner("ema", epochs=70, milestones=[30, 50])
@@ -66,7 +67,7 @@ class EMA(Replay):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.average = self.placed(state["average"])
+        self.average = placed(state["average"], self.device)
         self.steps = state["steps"]
 
     def _averaged(self):

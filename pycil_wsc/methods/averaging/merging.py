@@ -12,6 +12,7 @@ from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.heads import part_of
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import Arguments
+from pycil_wsc.training.learner_state import placed
 
 Weights = dict[str, Tensor]  # name of a parameter -> values
 
@@ -65,7 +66,7 @@ class InterpolatingLearner(MergingLearner):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.before = self.placed(state["before"])
+        self.before = placed(state["before"], self.device)
 
 
 class TaskVectorLearner(MergingLearner):
@@ -113,9 +114,9 @@ class TaskVectorLearner(MergingLearner):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.trained = self.placed(state["trained"])
+        self.trained = placed(state["trained"], self.device)
         if state["start"]:
-            self._merge_from(self.placed(state["start"])).load_state_dict(self.placed(state["merging"]))
+            self._merge_from(placed(state["start"], self.device)).load_state_dict(placed(state["merging"], self.device))
 
     def _merge_from(self, start: Weights) -> Merge:
         self.start, self.merging = start, self.new_merge(start)

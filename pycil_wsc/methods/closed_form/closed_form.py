@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pycil_wsc import seeding
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.keys import key
@@ -68,7 +69,7 @@ class ClosedForm(BaseLearner):
     def phases(self, task: Task) -> Iterator[Phase]:
         if task.index or not self.plan.adapts():
             return
-        with self.seeded("weights", task.index):
+        with seeding.seeded(self.config.seed, "weights", task.index):
             first_head = nn.Linear(self.network.backbone.out_dim, task.num_seen, bias=False)
         self.network.first_head = first_head.to(self.device)
         yield self.main_phase(task)

@@ -63,4 +63,4 @@ class DSAL(ACIL):
         return DualStreamHead(width, self.config.options.buffer_size, self.config.options, dtype)
 
     def begin_task(self, task: Task) -> None:
-        self.network.head.first = self.first_class(task)
+        self.network.head.first = self.manager.first_class(task)

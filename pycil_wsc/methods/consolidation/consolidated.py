@@ -78,7 +78,6 @@ class Consolidated(Scoring):
 
     replacement: Replacement | None = None  # this and the following: of the current task
     plateau: Plateau | None = None
-    held_out_indices: np.ndarray | None = None  # exemplars that are not trained on
     warm_epochs = math.inf  # infinite until a plateau is reached
 
     def __init__(self, *arguments: Unpack[Arguments]):
@@ -96,15 +95,8 @@ class Consolidated(Scoring):
         super().begin_task(task)
         self._rule(task, per_epoch=1)  # a rule that does not fit fails before the first task is trained, not after it
 
-    def training_indices(self, task: Task) -> np.ndarray:
-        """The task's samples and all exemplars but those that are held out: (n,)."""
-        indices = super().training_indices(task)
-        if self.held_out_indices is None:
-            return indices
-        return np.sort(indices[~np.isin(indices, self.held_out_indices)])
-
     def phases(self, task: Task) -> Iterator[Phase]:
-        self.held_out_indices = None  # forget those of an earlier task
+        self.batches.held_out = None  # forget those of an earlier task
         for number, phase in enumerate(super().phases(task)):
             if number:
                 raise UserError(
@@ -112,8 +104,9 @@ class Consolidated(Scoring):
                     "consolidated; declare one_phase = False in its Plan"
                 )
             if self._consolidates(task) and self.config.wsc.trigger == "held_out":
-                self.held_out_indices = held_out_exemplars(self, task)
-                kept = phase.indices[~np.isin(phase.indices, self.held_out_indices)]
+                held_out = held_out_exemplars(self, task)
+                self.batches.held_out = held_out
+                kept = phase.indices[~np.isin(phase.indices, held_out)]
                 phase = replace(phase, indices=np.sort(kept))
             yield phase
 
@@ -195,7 +188,8 @@ class Consolidated(Scoring):
 
     def _watched(self, loss: float) -> float:
         """The loss whose plateau ends the warm-up: that of training, or of the exemplars that are held out."""
-        return loss if self.held_out_indices is None else mean_loss(self, self.held_out_indices)
+        held_out = self.batches.held_out
+        return loss if held_out is None else mean_loss(self, held_out)
 
     def end_task(self, task: Task) -> None:
         if self.consolidation:
@@ -209,7 +203,7 @@ class Consolidated(Scoring):
                 self.replaced = [*self.replaced, self.replacement.replaced]
             if ended and self.config.wsc.average:
                 self.outputs.recompute_batch_norm(task)
-            self.consolidation = self.replacement = self.plateau = self.held_out_indices = None
+            self.consolidation = self.replacement = self.plateau = self.batches.held_out = None
         super().end_task(task)
 
     def costs(self) -> Costs:

@@ -50,7 +50,7 @@ def _score_by_data(learner, task, params, previous):
         with refusing_backbone("wsc.importance", options.importance, learner.config.convnet_type):
             scores = registry.importances[options.importance](network, params, previous, batches, options)
     learner.processes.copy_from_first_(scores.values())  # with other rounding, a process might keep other weights
-    costs["importance_passes"] += batches.images / len(learner.training_indices(task))
+    costs["importance_passes"] += batches.images / len(learner.batches.indices(task))
     costs["importance_bytes"] = max(costs["importance_bytes"], sum(score.nbytes for score in scores.values()))
     return scores
 
@@ -81,7 +81,7 @@ class UnaugmentedBatches:
         self.learner, self.images, self.own = learner, 0, 0
         resets = learner.consolidation.resets if learner.consolidation else 0
         self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, resets)
-        indices, wanted = learner.training_indices(task), learner.config.wsc.importance_samples
+        indices, wanted = learner.batches.indices(task), learner.config.wsc.importance_samples
         self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

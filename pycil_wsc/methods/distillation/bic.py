@@ -65,14 +65,12 @@ class BiC(WA):
             main = replace(main, indices=np.setdiff1d(main.indices, validation))
         yield main
         if len(validation):
-            yield Phase(
+            yield replace(
+                self.main_phase(task, [self.network.corrections[-1]]),
                 name="bias correction",
-                epochs=self.config.epochs,
-                optimizer=self.optimizer([self.network.corrections[-1]], self.config.weight_decay),
                 lr=main.lr,
                 indices=validation,
                 loss=self.correction_loss,
-                network=self.network,
                 mixed=False,
             )
 
@@ -81,7 +79,7 @@ class BiC(WA):
         if not task.index:
             return np.empty(0, np.int64)
         c, options = self.config, self.config.options
-        indices = self.training_indices(task)
+        indices = self.batches.indices(task)
         targets = self.manager.train_targets[indices]
         counts = np.bincount(targets, minlength=task.num_seen)
         old, new = counts[: task.num_old], counts[task.num_old :]

@@ -64,7 +64,8 @@ class RMM(BaseLearner):
         """
         self.eval()
         targets, means = self.manager.train_targets, torch.zeros(task.num_new, device=self.device)
-        with self.seeded("quotas", task.index, device=self.device):  # dropout draws in training mode
+        seeded = seeding.seeded(self.config.seed, "quotas", task.index, device=self.device)
+        with seeded:  # dropout draws in training mode
             for place, label in enumerate(range(task.num_old, task.num_seen)):
                 indices = task.train_indices[targets[task.train_indices] == label]
                 self.network.train(training and len(indices) > 1)  # one image has no variance

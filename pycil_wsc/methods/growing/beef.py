@@ -88,23 +88,21 @@ class BEEF(BaseLearner):
         expansion = self.main_phase(task, [p for name, p in network.named_parameters() if name != "fusion"])
         yield replace(expansion, name="expansion")
         if indices := self.fusion_indices(task):
-            options, decay = self.config.options, self.config.weight_decay
+            options = self.config.options
             assert network.own_head is not None
             network.own_head.requires_grad_(False)
-            yield Phase(
+            yield replace(
+                self.main_phase(task, [network.fusion], options.fusion_epochs),
                 name="fusion",
-                epochs=options.fusion_epochs,
-                optimizer=self.optimizer([network.fusion], decay),
                 lr=cosine_lr(options.fusion_lr, options.fusion_epochs, self.config.min_lr),
                 indices=np.concatenate(indices),
                 loss=self.fusion_loss,
-                network=network,
                 mixed=False,
             )
 
     def fusion_indices(self, task: Task) -> list[np.ndarray]:
         """For each class, as many random images of the task and the memory as the memory's quota; none without it."""
-        counts, indices = fusion_counts(task, self.memory, self.manager.train_targets), self.training_indices(task)
+        counts, indices = fusion_counts(task, self.memory, self.manager.train_targets), self.batches.indices(task)
         targets = self.manager.train_targets[indices]
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "fusion", task.index))
         return [rng.permutation(indices[targets == k])[:count] for k, count in enumerate(counts) if count]

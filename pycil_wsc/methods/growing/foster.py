@@ -113,7 +113,7 @@ class FOSTER(BaseLearner):
 
     def class_counts(self, task: Task) -> np.ndarray:
         """The number of training images of each class, by which the losses are weighted: int64 (num_seen,)."""
-        return np.bincount(self.manager.train_targets[self.training_indices(task)], minlength=task.num_seen)
+        return np.bincount(self.manager.train_targets[self.batches.indices(task)], minlength=task.num_seen)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.extract(batch.images)

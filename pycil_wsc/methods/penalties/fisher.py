@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pycil_wsc import seeding
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.step.backward import Backward
@@ -34,7 +35,7 @@ def fisher_of_batches(
     learner.eval()
     learner.network.train()
     address = task.index, "fisher"
-    with learner.seeded("dropout", *address, learner.processes.rank, device=learner.device):
+    with seeding.seeded(learner.config.seed, "dropout", *address, learner.processes.rank, device=learner.device):
         for batch in learner.batches.of(Sampling(indices=indices, mixed=False), *address):
             backward(batch, loss)
             for name, parameter in parameters.items():

@@ -10,6 +10,7 @@ from pycil_wsc.networks.heads import part_of
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
+from pycil_wsc.training.learner_state import placed
 
 Weights = dict[str, Tensor]  # name of a parameter -> values
 
@@ -70,5 +71,5 @@ class PenalisingLearner(Finetune):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.importance = self.placed(state["importance"])
-        self.anchor = self.placed(state["anchor"])
+        self.importance = placed(state["importance"], self.device)
+        self.anchor = placed(state["anchor"], self.device)

@@ -12,6 +12,7 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
+from pycil_wsc.training.learner_state import placed
 from pycil_wsc.training.step.backward import Backward
 
 
@@ -99,5 +100,5 @@ class SI(PenalisingLearner):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.path = self.placed(state["path"])
-        self.start = self.placed(state["start"])
+        self.path = placed(state["path"], self.device)
+        self.start = placed(state["start"], self.device)

@@ -55,7 +55,7 @@ class APERFinetune(SimpleCIL):
         super().grow(task)
 
     def begin_task(self, task: Task) -> None:
-        self.first = self.first_class(task)
+        self.first = self.manager.first_class(task)
 
     def end_task(self, task: Task) -> None:
         super().end_task(task)

@@ -18,7 +18,7 @@ class Finetune(BaseLearner):
         plain_first_task = True
 
     def begin_task(self, task: Task) -> None:
-        self.first = self.first_class(task)
+        self.first = self.manager.first_class(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)

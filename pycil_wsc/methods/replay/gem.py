@@ -39,7 +39,7 @@ class GEM(BaseLearner):
             return self.planned_epochs(task) * len(task.train_indices)
 
     def begin_task(self, task: Task) -> None:
-        self.first = self.first_class(task)
+        self.first = self.manager.first_class(task)
         self.references = []  # (batch, loss) of each earlier task that has exemplars
         targets = self.manager.train_targets[self.memory.indices]
         for earlier in self.manager.tasks[: task.index]:

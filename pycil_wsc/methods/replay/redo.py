@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
+from pycil_wsc import seeding
 from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
@@ -75,7 +76,7 @@ class ReDo(Replay):
         if self.batch is None:
             return
         backbone = self.network.backbone
-        with self.seeded("recycled", self.steps):
+        with seeding.seeded(self.config.seed, "recycled", self.steps):
             fresh = self.new_backbone(pretrained=False).to(self.device)
         layers = [names for names in units(backbone) if backbone.get_submodule(names[0]).weight.requires_grad]
         activations = self._activations([outgoing for _, _, outgoing in layers])

@@ -60,7 +60,7 @@ def test_cofima_weighs_the_weights_before_and_after_by_the_fisher_information_of
     for task, network in zip(learner.manager.tasks, networks):
         learner.memory.classes, every = {}, learner.memory.classes
         learner.memory.classes = {c: kept for c, kept in every.items() if c < task.num_old}
-        indices = learner.training_indices(task)
+        indices = learner.batches.indices(task)
         learner.memory.classes = every
         batches = [
             (b.images, b.targets)
@@ -111,7 +111,7 @@ def test_statistics_of_batch_norm_are_those_of_the_merged_weights(name, trained)
     task = learner.manager.tasks[2]
     learner.memory.classes = {c: kept for c, kept in learner.memory.classes.items() if c < task.num_old}
     network = merged[2]
-    (batch,) = learner.batches.of(Sampling(indices=learner.training_indices(task)), 2, "batch norm")
+    (batch,) = learner.batches.of(Sampling(indices=learner.batches.indices(task)), 2, "batch norm")
     first = network.backbone.get_submodule("stem.0")
     norm = network.backbone.get_submodule("stem.1")
     outputs = first(batch.images)

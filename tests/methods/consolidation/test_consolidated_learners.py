@@ -126,7 +126,7 @@ def test_a_task_is_the_plain_loop_with_torchs_sgd_and_the_object_that_the_option
     ours.learn(second, SILENT)
 
     plain.grow_for(second)
-    network, indices = plain.network, plain.training_indices(second)
+    network, indices = plain.network, plain.batches.indices(second)
     assert len(indices) == 24 + 2 * 4  # four batches of eight
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01, fused=True)
     wsc = WeightSpaceConsolidation(

@@ -170,7 +170,7 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
 
     def remember(self, task, run, epoch, loss):
         after_epoch(self, task, run, epoch, loss)
-        held = self.held_out_indices
+        held = self.batches.held_out
         if held is None:
             return
         targets = torch.from_numpy(self.manager.train_targets[held]).long()
@@ -212,11 +212,9 @@ def test_held_out_exemplars_leave_the_learners_own_samples_and_the_budget(keys, 
         learner = self.learner
         if address[0] == 1 and address[-1] != "batch norm":
             held = held_out_exemplars(learner, learner.manager.tasks[1])
-            own = (
-                learner.memory.indices
-                if learner.config.model_name == "gdumb"
-                else BaseLearner.training_indices(learner, learner.manager.tasks[1])
-            )
+            own = learner.memory.indices
+            if learner.config.model_name != "gdumb":
+                own = np.concatenate([learner.manager.tasks[1].train_indices, own])
             trained.append((sorted(samples.indices), sorted(set(own) - set(held))))
         return batches(self, samples, *address)
 

@@ -86,7 +86,7 @@ def test_a_new_block_mixes_the_block_before_with_the_agnostic_one_and_counts_its
 def test_old_blocks_and_the_teacher_stay_as_they_are(learner):
     learner.network.train()
     before, teacher = snapshot(learner.network), snapshot(learner.teacher)
-    optimizer = learner.optimizer(learner.network.parameters(), 0.0)
+    optimizer = learner.main_phase(learner.manager.tasks[1], weight_decay=0.0).optimizer
     for group in optimizer.param_groups:
         group["lr"] = 0.1
     learner.loss(two_views())[0].backward()
