@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pycil_wsc.config import completion, pycil
+from pycil_wsc.config import completion, pilot, pycil
 from pycil_wsc.config.options import KEYS, Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.options import ALL
@@ -171,6 +171,8 @@ class ClassIncrementalKeys(Kind[Config, D]):
     """The configurations of class-incremental learning; :mod:`pycil_wsc.runs.class_incremental` has the runs."""
 
     def merge(self, file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
+        if pilot.is_pilots(file):
+            file, overrides = pilot.our_names(pilot.overridden(file, overrides)), {}
         file, overrides = pycil.overridden(file, overrides)
         ours = pycil.our_names(file, overrides.get("dataset"))
         return pycil.our_values({**ours, **overrides})

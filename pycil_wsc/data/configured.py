@@ -29,14 +29,9 @@ def configured(dataset: Dataset, options: DataOptions, pretraining: Mapping[str,
     ``pretraining``: ``image_size``, ``mean``, ``std`` and ``interpolation`` of a pre-trained model's images, of which
     ``options`` may give another size.
     """
-    changes: dict[str, Json] = {}
-    for name in declared(AugmentationOptions):
-        if getattr(options, name) is not None:
-            changes[name] = getattr(options, name)
-    if dataset.info.crop == "resized" and (unused := [name for name in ("padding", "brightness") if name in changes]):
-        raise UserError(f"{unused[0]}: has no effect on image files, which get random resized crops; leave the key out")
+    changes = _augmentation(dataset, options)
     size = options.image_size
-    if pretraining:
+    if pretraining and not dataset.info.own_transforms:
         size = size or pretraining["image_size"]
         changes = {name: pretraining[name] for name in ("mean", "std", "interpolation")} | changes
     if size:
@@ -51,6 +46,20 @@ def configured(dataset: Dataset, options: DataOptions, pretraining: Mapping[str,
     if options.domains:
         dataset = in_domains(dataset, options.domains, options.seed)
     return dataset
+
+
+def _augmentation(dataset: Dataset, options: DataOptions) -> dict[str, Json]:
+    """The keys of the augmentation that are given. Raises a :class:`UserError` for one without effect."""
+    given = {name: getattr(options, name) for name in declared(AugmentationOptions)}
+    given = {name: value for name, value in given.items() if value is not None}
+    resized = dataset.info.crop == "resized"
+    unused = [name for name in (("padding", "brightness") if resized else ("crop_scale", "crop_pct")) if name in given]
+    if not unused:
+        return given
+    if not resized:
+        raise UserError(f"{unused[0]}: has no effect on arrays, which get padded crops; leave the key out")
+    images = "this data set's images" if dataset.train.in_memory else "image files"
+    raise UserError(f"{unused[0]}: has no effect on {images}, which get random resized crops; leave the key out")
 
 
 def for_training(dataset: Dataset, options: DataOptions) -> Dataset:

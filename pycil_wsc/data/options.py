@@ -17,8 +17,8 @@ class TaskOptions:
 
     dataset: str = key(
         "cifar100",
-        "`cifar100`, `cifar100_16` (16 pixels), `cifar10`, `mnist`, `digits`, `imagenet100`, `npz:PATH` or"
-        " `folder:PATH`",
+        "`cifar100`, `cifar100_16` (16 pixels), `cifar10`, `mnist`, `digits`, `imagenet100`, one of"
+        " [PILOT's](pretrained.md#data), `npz:PATH` or `folder:PATH`",
         decides="data",
         names="folder",
         only="experiments",
@@ -209,13 +209,35 @@ class AugmentationOptions:
     mean: tuple[float, ...] | None = key(
         None,
         "mean of each of the three channels, on the 0..1 scale, by which images are normalised; null: as the data set"
-        " or the timm model defines",
+        " or the timm model defines (images of PILOT's data sets are in 0..1, as there)",
         low=0,
         high=1,
         decides="data",
     )
     std: tuple[float, ...] | None = key(
         None, "standard deviation of each channel, likewise", above=0, high=1000, decides="data"
+    )
+    crop_scale: float | None = key(
+        None,
+        "smallest area of a random resized crop, as a fraction of the image; null: as the data set defines (0.08, of "
+        "PILOT's data sets 0.05)",
+        above=0,
+        high=1,
+        decides="data",
+    )
+    crop_pct: float | None = key(
+        None,
+        "side of the centre crop of a test image as a fraction of its short side; null: as the data set defines "
+        "(0.875, 224 of 256 pixels)",
+        above=0,
+        high=1,
+        decides="data",
+    )
+    test_interpolation: str | None = key(
+        None,
+        "how test images are resized; null: as the data set or timm model defines",
+        choices=(None, "bilinear", "bicubic"),
+        decides="data",
     )
 
 

@@ -32,14 +32,19 @@ class DatasetInfo:
         mean: of each channel, on the 0..1 scale.
         std: of each channel, on the same scale.
         crop: "pad" (zero-pad by ``padding``, random crop; test images unchanged) or "resized" (``RandomResizedCrop``;
-            test images are resized to a short side of ``round(image_size * 256 / 224)`` and cropped at the centre).
+            test images are resized to a short side of ``resized_side`` and cropped at the centre).
         padding: width of the zero padding.
         flip: flip training images horizontally at random.
         brightness: as in ``ColorJitter``: factors are uniform in 1 +- brightness.
         stored_size: side of arrays that are not stored at ``image_size``; they are resized after augmentation.
-        interpolation: how images are resized.
+        interpolation: how images are resized, in training at least.
         augmentation: "pycil"; "autoaugment" (:mod:`.batches.augmentation.auto_augment`), which adds to it; or "timm"
             (:mod:`.batches.augmentation.rand_augment`), which replaces ``padding`` and ``brightness``.
+        crop_scale: the smallest area of a random resized crop, as a fraction of the image's.
+        crop_pct: the side of the centre crop as a fraction of the short side of the resized test image.
+        test_interpolation: how test images are resized; None: as others.
+        own_transforms: size, normalisation and interpolation are the data set's own, whatever a pre-trained model's
+            are.
     """
 
     name: str
@@ -54,6 +59,10 @@ class DatasetInfo:
     stored_size: int | None = None
     interpolation: str = "bilinear"
     augmentation: str = "pycil"
+    crop_scale: float = 0.08
+    crop_pct: float = 0.875  # 224 of 256 pixels
+    test_interpolation: str | None = None
+    own_transforms: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(map(normal, self.classes)))
@@ -61,6 +70,16 @@ class DatasetInfo:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def resized_side(self) -> int:
+        """The short side to which a test image is resized before the crop of ``image_size``."""
+        return round(self.image_size / self.crop_pct)
+
+    @property
+    def tested_interpolation(self) -> str:
+        """How test images are resized."""
+        return self.test_interpolation or self.interpolation
 
 
 @dataclass(frozen=True, eq=False)

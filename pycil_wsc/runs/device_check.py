@@ -86,6 +86,8 @@ def _augment(learner):
 
 def _learn(learner, device, analyses):
     manager, info = _small_tasks(learner.manager), learner.train_source.info
+    if not isinstance(learner.train_source, ArraySource):
+        info = replace(info, crop="pad")  # crops of image files are not made on the device
     side = info.stored_size or info.image_size
     pixels = np.random.default_rng(0).integers(0, 256, (len(manager.train_targets), side, side, 3), np.uint8)
     # the same images are trained on and tested

@@ -513,7 +513,7 @@ BAD = {
     "unknown model_name 'WSC'; did you mean 'wsc'": {"model_name": "WSC"},
     "unknown model_name 'BiC'; did you mean 'bic'": {"model_name": "BiC"},
     "unknown key 'xyzxyz'; known: IL_batch_size, T, adapt, ": {"xyzxyz": 1},
-    "unknown dataset 'svhn'; known: cifar10, cifar100, cifar100_16, digits, folder:PATH, ": {"dataset": "svhn"},
+    "unknown dataset 'svhn'; known: cifar10, cifar100, cifar100_16, cifar224, cub, digits, ": {"dataset": "svhn"},
     "runs: expected a list of objects": {"runs": []},
     "runs: expected a list of objects of keys and values, at least one": {"runs": [1]},
     "runs: expected a list of objects of keys": {"runs": {"seed": 1}},

@@ -110,7 +110,7 @@ class Classifier(nn.Module):
             writable = np.require(chunk.pixels, requirements=["C", "W"])  # torch warns of others
             pixels = torch.from_numpy(writable).to(device)
             if pixels.shape[1] != info.image_size:
-                pixels = augment.resize(pixels, info.image_size, info.interpolation)
+                pixels = augment.resize(pixels, info.image_size, info.tested_interpolation)
             with torch.inference_mode():
                 with self._autocast(device):
                     features = learner.extract(normalise(pixels))

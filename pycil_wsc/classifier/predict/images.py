@@ -190,12 +190,12 @@ class Transform:
     """
 
     def __init__(self, info: DatasetInfo) -> None:
-        self.side, self.interpolation = info.image_size, info.interpolation
+        self.side, self.interpolation = info.image_size, info.tested_interpolation
         self.mean, self.std = info.mean, info.std
         self.arrays = info.crop == "pad"  # the learner was trained on arrays
         self.crop = (info.stored_size or info.image_size) if self.arrays else info.image_size
-        self.resize = self.crop if self.arrays else round(self.crop * 256 / 224)
-        mode = InterpolationMode(info.interpolation)
+        self.resize = self.crop if self.arrays else info.resized_side
+        mode = InterpolationMode(self.interpolation)
         self._fit = v2.Compose([v2.Resize(self.resize, mode), v2.CenterCrop(self.crop)])
         self._normalise = augment.Normalise(info.mean, info.std, torch.device("cpu"))
 

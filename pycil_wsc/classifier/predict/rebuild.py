@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -86,9 +87,11 @@ def checked_info(saved: State) -> DatasetInfo:
     fits &= info.crop in ("pad", "resized") and info.interpolation in [mode.value for mode in InterpolationMode]
     for side in (info.image_size, info.stored_size or info.image_size):
         fits &= type(side) is int and 0 < side <= LARGEST_SIDE
+    usual = {field.name: field.default for field in dataclasses.fields(DatasetInfo)}
     for name in declared(AugmentationOptions):
         value = getattr(info, name)
-        fits &= value is not None and KEYS[name].check(value) == value
+        fits &= (value is not None or usual[name] is None) and KEYS[name].check(value) == value
+    fits &= type(info.own_transforms) is bool
     for triple in (info.mean, info.std):
         fits &= len(triple) == 3 and all(type(value) in number and math.isfinite(value) for value in triple)
     if not fits or not all(info.std):

@@ -157,7 +157,7 @@ class ArraySource(Source):
     def images_of(
         self, order: np.ndarray, parts: Parts, augmentation: str | None, seed: int
     ) -> Iterator[tuple[Tensor, slice, slice]]:
-        if augmentation == "timm":
+        if augmentation and (augmentation == "timm" or self.info.crop == "resized"):
             yield from self.augmented(self._boxes(order, parts, seed), parts, augmentation, seed)
             return
         index = torch.from_numpy(order).to(self.device)
@@ -174,10 +174,17 @@ class ArraySource(Source):
                     start = end
                     if choices is not None:
                         part = choices.applied(part, number)
-                    if part.shape[1] != self.info.image_size:
-                        part = augment.resize(part, self.info.image_size, self.info.interpolation)
-                    yield part, batch, rows
+                    yield self._fitted(part, bool(augmentation)), batch, rows
                 number += 1
+
+    def _fitted(self, images: Tensor, train: bool) -> Tensor:
+        """Images as they are stored, in the network's size: (B, side, side, 3)."""
+        info = self.info
+        if info.crop == "resized":
+            return augment.centred(images, info.resized_side, info.image_size, info.tested_interpolation)
+        if images.shape[1] == info.image_size:
+            return images
+        return augment.resize(images, info.image_size, info.interpolation if train else info.tested_interpolation)
 
     def _gathered(self, index: Tensor, chunk: Parts, generator: torch.Generator | None) -> Tensor:
         """The images of all rows of a chunk, uint8 (N, H, W, 3), augmented if there is a ``generator``.
@@ -210,7 +217,7 @@ class ArraySource(Source):
         """A random box of each image, resized."""
         height, width = self.images.shape[1:3]
         sizes = np.tile([[height, width]], (len(order), 1))
-        boxes = crops.random_boxes(sizes, np.random.default_rng([seed, 1]))
+        boxes = crops.random_boxes(sizes, np.random.default_rng([seed, 1]), self.info.crop_scale)
         places = crops.Crops(order * height * width, sizes[:, 1], boxes, self.device)
         for batch, rows in parts:
             if rows is not None:
@@ -236,8 +243,7 @@ class FolderSource(CroppedSource):
 
     def __init__(self, info: DatasetInfo, split: Split, device: torch.device, num_workers: int) -> None:
         super().__init__(info, device)
-        size = info.image_size, info.interpolation
-        self.images = MappedImages(split.decoded, *size) if split.decoded else DecodedImages(split.images, *size)
+        self.images = MappedImages(split.decoded, info) if split.decoded else DecodedImages(split.images, info)
         self.num_workers = num_workers
         self.started = False  # whether the workers run; they start with the first epoch
         self.busy = False  # whether a pass is under way
@@ -293,10 +299,11 @@ class FolderSource(CroppedSource):
 class DecodedImages(Dataset):
     """(index, crop seed) -> uint8 (side, side, 3); the seed -1 means the test transform: resize and centre crop."""
 
-    def __init__(self, paths: np.ndarray, side: int, interpolation: str = "bilinear") -> None:
-        self.paths, self.side, mode = paths, side, v2.InterpolationMode(interpolation)
-        self.test_crop = v2.Compose([v2.Resize(round(side * 256 / 224), mode), v2.CenterCrop(side)])
-        self.train_crop = v2.RandomResizedCrop(side, interpolation=mode)
+    def __init__(self, paths: np.ndarray, info: DatasetInfo) -> None:
+        self.paths, side = paths, info.image_size
+        tested, trained = map(v2.InterpolationMode, (info.tested_interpolation, info.interpolation))
+        self.test_crop = v2.Compose([v2.Resize(info.resized_side, tested), v2.CenterCrop(side)])
+        self.train_crop = v2.RandomResizedCrop(side, scale=(info.crop_scale, 1.0), interpolation=trained)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -324,15 +331,16 @@ class DecodedImages(Dataset):
 class MappedImages(Dataset):
     """(index, top, left, height, width) -> the resized box of a decoded image: uint8 (side, side, 3)."""
 
-    def __init__(self, images: ImageMap, side: int, interpolation: str = "bilinear") -> None:
-        self.images, self.side, self.mode = images, side, v2.InterpolationMode(interpolation)
+    def __init__(self, images: ImageMap, info: DatasetInfo) -> None:
+        self.images, self.side, self.scale = images, info.image_size, info.crop_scale
+        self.mode = v2.InterpolationMode(info.interpolation)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def keys(self, order: np.ndarray, train: bool, rng: np.random.Generator) -> list[tuple[int, ...]]:
         """The keys of the samples in ``order``, with random boxes if ``train``."""
-        boxes = crops.boxes(self.images.sizes[order], self.side, rng if train else None)
+        boxes = crops.boxes(self.images.sizes[order], self.side, rng if train else None, self.scale)
         return list(zip(order.tolist(), *boxes.T.tolist()))
 
     def __getitem__(self, key: tuple[int, ...]) -> Tensor | str:
@@ -355,7 +363,7 @@ class DeviceSource(CroppedSource):
 
     def cropped(self, order: np.ndarray, parts: Parts, train: bool, rng: np.random.Generator) -> Iterator[Tensor]:
         images, side = self.images.of(order), self.info.image_size
-        boxes = crops.boxes(images.sizes, side, rng if train else None)
+        boxes = crops.boxes(images.sizes, side, rng if train else None, self.info.crop_scale)
         places = crops.Crops(images.starts, images.sizes[:, 1], boxes, self.device)
         for batch, rows in parts:
             if rows is not None:

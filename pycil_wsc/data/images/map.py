@@ -52,9 +52,10 @@ def decoded(dataset: Dataset, root: str | Path, workers: int, on_device: bool) -
     """
     if dataset.train.in_memory:
         return dataset
-    side = round(dataset.info.image_size * 256 / 224)
+    side = dataset.info.resized_side
     paths = np.unique(np.concatenate([dataset.train.images, dataset.test.images]))
-    images = image_map(paths, _cache_folder(dataset, root, side), side, dataset.info.interpolation, workers)
+    mode = dataset.info.tested_interpolation
+    images = image_map(paths, _cache_folder(dataset, root, side), side, mode, workers)
     splits = {
         part: replace(split, decoded=images.of(np.searchsorted(paths, split.images)), on_device=on_device)
         for part, split in (("train", dataset.train), ("test", dataset.test))
@@ -69,7 +70,7 @@ def _cache_folder(dataset: Dataset, root: str | Path, side: int) -> Path:
     """
     base = Path(common_folder([*dataset.train.images.tolist(), *dataset.test.images.tolist()]))
     digest = hashlib.sha256(os.fsencode(base.resolve())).hexdigest()[:8]
-    mode = dataset.info.interpolation
+    mode = dataset.info.tested_interpolation
     return Path(root, "resized", f"{base.name}-{digest}-{side}" + ("" if mode == "bilinear" else f"-{mode}"))
 
 

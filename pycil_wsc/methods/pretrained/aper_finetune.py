@@ -35,22 +35,30 @@ class APERFinetune(SimpleCIL):
     """APER with finetuning (Zhou et al., IJCV 2024): prototypes in the features of two networks.
 
     One has learned the first task. The other is a copy that was tuned on the second task's classes alone. As in PyCIL
-    both start from random weights.
+    both start from random weights. A pre-trained backbone stays as it is, and its copy is tuned on the first task, as
+    in PILOT.
     """
 
     class Plan(SimpleCIL.Plan):
         epoch_keys = ("epochs",)
 
+        @property
+        def tuned_task(self) -> int:
+            """The index of the task that tunes the copy."""
+            return 1 if self.adapts else 0
+
         def planned_epochs(self, task: Task) -> int:
-            return super().planned_epochs(task) if task.index < 2 else 0
+            epochs = self.config.epochs if task.index else self.config.init_epoch
+            return epochs if task.index <= self.tuned_task else 0
 
     network: "TwoBranchNet"
+    plan: Plan
 
     def build(self) -> "TwoBranchNet":
         return TwoBranchNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
-        if task.index == 1:
+        if task.index == self.plan.tuned_task:
             self.network.branch(task.num_seen)
         super().grow(task)
 
@@ -62,15 +70,15 @@ class APERFinetune(SimpleCIL):
         self.network.head.scale.data.fill_(1)  # PyCIL's head for two branches is a new one
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        if not task.index:
+        if not task.index and self.plan.adapts:
             yield self.main_phase(task)
-        if task.index == 1:
+        if task.index == self.plan.tuned_task:
             tuned = self.network.tuned
             assert tuned is not None
             yield replace(self.main_phase(task, tuned.parameters()), network=tuned, loss=self.tuning_loss)
 
     def tuning_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy over the classes of the second task."""
+        """Cross-entropy over the classes of the task."""
         assert self.network.tuned is not None
         logits = self.network.tuned(batch.images)
         return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits

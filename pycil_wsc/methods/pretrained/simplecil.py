@@ -1,10 +1,12 @@
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.keys import key
 from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
@@ -17,19 +19,39 @@ from pycil_wsc.training.phase import Phase
 class SimpleCIL(BaseLearner):
     """SimpleCIL (Zhou et al., IJCV 2024): the backbone learns the first task; a class is then its mean feature.
 
-    As in PyCIL the network starts from random weights. It needs no memory, and later tasks train nothing.
+    As in PyCIL the network starts from random weights. It needs no memory, and later tasks train nothing. A pre-trained
+    backbone stays as it is, as in PILOT.
     """
+
+    @dataclass(frozen=True)
+    class Options:
+        adapt: bool | None = key(
+            None,
+            "train the backbone on the first task, for `init_epoch` epochs; null: if it is not `pretrained`",
+            before=True,  # it always was
+        )
 
     class Plan(BaseLearner.Plan):
         uses_memory = False
         one_phase = False
         epoch_keys = ()
 
+        @property
+        def adapts(self) -> bool:
+            """Whether the first task trains the backbone."""
+            adapt = self.config.options.adapt
+            return not self.config.pretrained if adapt is None else adapt
+
+        def planned_epochs(self, task: Task) -> int:
+            return self.config.init_epoch if not task.index and self.adapts else 0
+
+    plan: Plan
+
     def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), CosineHead)
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        if not task.index:
+        if not task.index and self.plan.adapts:
             yield self.main_phase(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

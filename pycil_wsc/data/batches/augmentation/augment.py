@@ -138,6 +138,17 @@ def resize(images: Tensor, side: int, interpolation: str) -> Tensor:
     return resized.clamp_(0, 255).permute(0, 2, 3, 1)
 
 
+def centred(images: Tensor, resized: int, side: int, interpolation: str) -> Tensor:
+    """torchvision's ``Resize(resized)`` and ``CenterCrop(side)``: uint8 (B, H, H, C) -> (B, side, side, C).
+
+    The pixels are whole numbers, up to one level from PIL's; float32 unless the size is right already.
+    """
+    if images.shape[1] != resized:
+        images = resize(images, resized, interpolation).round_()
+    start = round((resized - side) / 2)
+    return images[:, start : start + side, start : start + side]
+
+
 class Normalise:
     """0..255 (B, H, W, C) -> float32 (B, C, H, W), channels-last in memory: ``(image / 255 - mean) / std``."""
 

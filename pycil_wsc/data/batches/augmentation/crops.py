@@ -6,30 +6,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SCALE, RATIO, ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10  # torchvision's defaults
+SCALE, RATIO, ATTEMPTS = 0.08, (3 / 4, 4 / 3), 10  # torchvision's defaults
 
 
-def boxes(sizes: np.ndarray, side: int, rng: np.random.Generator | None) -> np.ndarray:
+def boxes(sizes: np.ndarray, side: int, rng: np.random.Generator | None, scale: float = SCALE) -> np.ndarray:
     """:func:`random_boxes` if ``rng`` is given, otherwise :func:`centre_boxes`."""
-    return centre_boxes(sizes, side) if rng is None else random_boxes(sizes, rng)
+    return centre_boxes(sizes, side) if rng is None else random_boxes(sizes, rng, scale)
 
 
-def random_boxes(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def random_boxes(sizes: np.ndarray, rng: np.random.Generator, scale: float = SCALE) -> np.ndarray:
     """Draw a box for each image, distributed as in ``RandomResizedCrop.get_params``.
 
-    The box's area, as a fraction of the image's, is uniform in ``SCALE``, and the logarithm of its width over height is
-    uniform within that of ``RATIO``. The first of ``ATTEMPTS`` boxes that fits is used; if none fits, the largest
-    centred box with an allowed ratio.
+    The box's area, as a fraction of the image's, is uniform between ``scale`` and 1, and the logarithm of its width
+    over height is uniform within that of ``RATIO``. The first of ``ATTEMPTS`` boxes that fits is used; if none fits,
+    the largest centred box with an allowed ratio.
 
     Args:
         sizes: int (N, 2), height and width of the images.
         rng: source of the random numbers.
+        scale: the smallest area.
 
     Returns:
         int64 (N, 4): top, left, height and width.
     """
     number, full = len(sizes), sizes[:, :1].astype(float) * sizes[:, 1:]
-    area = full * rng.uniform(*SCALE, (number, ATTEMPTS))
+    area = full * rng.uniform(scale, 1, (number, ATTEMPTS))
     narrowest, widest = map(math.log, RATIO)
     ratio = np.exp(rng.uniform(narrowest, widest, (number, ATTEMPTS)))
     width, height = np.round(np.sqrt(area * ratio)).astype(int), np.round(np.sqrt(area / ratio)).astype(int)
