@@ -83,7 +83,7 @@ def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[
     """The file with the overrides, which may have PILOT's names or ours, of which a file has others."""
     replaced = {theirs for theirs, ours in ALIASES.get(_method(file), {}).items() if ours in overrides}
     kept = {name: value for name, value in file.items() if name not in replaced}
-    return kept | overrides
+    return {**kept, **overrides}
 
 
 def our_names(file: Mapping[str, Json]) -> dict[str, Json]:
