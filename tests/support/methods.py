@@ -8,6 +8,7 @@ import torch
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.batches import Sampling
 
 SILENT = SimpleNamespace(
     **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
@@ -73,3 +74,16 @@ def snapshot(module):
 
 def moved(module, before):
     return sorted(name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name]))
+
+
+def flat(weights):
+    """{name: its values in a list} of parameters."""
+    return {name: value.detach().flatten().tolist() for name, value in weights.items()}
+
+
+def batches_of(learner, task, *address):
+    """The batches that a pass with this address sees."""
+    if address:
+        samples = Sampling(indices=task.train_indices, mixed=False)
+        return [(batch.images, batch.targets) for batch in learner.batches.of(samples, *address)]
+    return list(learner.train_source.batches(task.train_indices, learner.manager.train_targets, 64))

@@ -1,7 +1,6 @@
 """PASS, IL2A and SSRE: losses against slow twins of PyCIL's arithmetic, and what is kept of each class."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +10,7 @@ from support.methods import SILENT, SMALL, snapshot
 from torch import nn
 
 from pycil_wsc.config.loading import load, resolve
-from pycil_wsc.data.batches.order import batch_slices
 from pycil_wsc.errors import UserError
-from pycil_wsc.methods.prototypes.il2a import MixingSource
-from pycil_wsc.methods.prototypes.ssre import AdaptedConv2d, adapt, adapters_of
-from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs.predictions import predictions
 from pycil_wsc.runs.run import Run
 
@@ -153,87 +148,6 @@ def test_images_are_classified_by_the_rows_of_their_classes(learned):
     for feature, scores in zip(numbers(features), numbers(logits)):
         weight, bias = numbers(learner.network.head.weight[::step]), numbers(learner.network.head.bias[::step])
         assert np.allclose(scores, twin.linear(feature, weight, bias), atol=1e-4)
-
-
-def test_every_image_is_mixed_with_others_of_its_batch_and_each_pair_is_a_class():
-    targets = np.array([5, 5, 3, 4, 6, 1, 4, 3])
-    source = MixingSource(None, old=3, seen=7, rounds=50, alpha=20.0, low=0.4)
-    first, second, classes, weights = source.pairs(targets, np.random.default_rng(0))
-    number = {pair: 7 + place for place, pair in enumerate([(4, 3), (5, 3), (5, 4), (6, 3), (6, 4), (6, 5)])}
-    for a, b, label in zip(targets[first], targets[second], classes):
-        assert label == number[max(a, b), min(a, b)]
-    assert set(classes) == set(number.values()) and 1 not in targets[first] and 1 not in targets[second]
-    assert ((weights >= 0.4) & (weights <= 0.6)).all() and 0 < (weights == 0.5).mean() < 0.5
-    assert weights.std() == pytest.approx(0.047, abs=0.01)
-    none = replace(source, rounds=0).pairs(targets, np.random.default_rng(0))
-    assert [len(each) for each in none] == [0, 0, 0, 0]
-
-
-def test_a_mixture_is_the_weighted_mean_of_its_two_images():
-    pixels, targets = torch.randn(10, 3, 2, 2), np.array([3, 4, 5, 6, 3, 4, 5, 6, 3, 4])
-
-    class Whole:
-        device = torch.device("cpu")
-
-        def batches(self, indices, labels, size, **options):
-            for part in batch_slices(len(indices), size, True):
-                yield pixels[indices[part]], torch.from_numpy(labels[indices[part]])
-
-    source = MixingSource(Whole(), old=3, seen=7, rounds=4, alpha=20.0, low=0.4)
-    indices, rng = np.arange(10)[::-1].copy(), np.random.default_rng([5, 3])
-    found = source.batches(indices, targets, 4, train=True, seed=5, shuffle=False)
-    for part, (images, _, mixed, classes) in zip(batch_slices(10, 4, True), found, strict=True):
-        first, second, numbers_, weights = source.pairs(targets[indices[part]], rng)
-        assert torch.equal(images, pixels[indices[part]]) and classes.tolist() == numbers_.tolist()
-        for image, one, other, weight in zip(mixed, first, second, weights, strict=True):
-            torch.testing.assert_close(image, weight * images[one] + (1 - weight) * images[other])
-        assert len(mixed) > 4 and len(set(weights.tolist())) > 2
-
-
-@torch.no_grad()
-def test_an_adapter_is_a_1x1_convolution_beside_and_is_folded_without_changing_the_output():
-    torch.manual_seed(0)
-    network = AdaptedConv2d(nn.Conv2d(4, 6, 3, 2, padding=1))
-    images = torch.randn(2, 4, 9, 9)
-    beside = nn.functional.conv2d(images, network.adapter.weight, network.adapter.bias, 2)
-    expected = network.conv(images) + beside
-    torch.testing.assert_close(network(images), expected)
-    network.fold()
-    torch.testing.assert_close(network(images), expected)
-    torch.testing.assert_close(network.conv(images), expected)
-    assert not any(parameter.any() for parameter in network.adapter.parameters())
-
-
-def test_ssres_later_tasks_train_adapters_and_the_head_alone(digits, tmp_path):
-    run = Run(resolve(SMALL | KEYS | {"model_name": "ssre", "out": str(tmp_path)}), digits)
-    learner = run.learner
-    for task in run.manager.tasks[:2]:
-        learner.grow_for(task)
-        trained = {name for name, parameter in learner.network.named_parameters() if parameter.requires_grad}
-        assert all("adapter" in name or "head" in name for name in trained) == (task.index > 0)
-    assert len(adapters_of(learner.network)) == 6, "all but the first of ResNet-8"
-    assert not any(isinstance(module, AdaptedConv2d) for module in learner.network.backbone.stem)
-
-
-def test_ssre_augments_the_second_task_alone_as_in_pycil(digits, tmp_path):
-    seen = []
-    run = Run(resolve(SMALL | KEYS | {"model_name": "ssre", "out": str(tmp_path), "init_batch_size": 16}), digits)
-    for task in run.manager.tasks[:3]:
-        run.learner.grow_for(task)
-        for phase in run.learner.phases(task):
-            seen.append((phase.augmentation, phase.batch_size))
-    assert seen == [(None, 16), ("autoaugment", None), (None, None)]
-
-
-def test_the_backbones_are_pycils():
-    """By their numbers of parameters: of PyCIL's, without what it does not use."""
-    biases, shortcuts = 4 * (64 + 128 + 256 + 512), 128 + 256 + 512  # a batch norm has two numbers for each bias
-    counts = {"resnet18_cbam": 11_168_832, "resnet18_rep": 11_168_832 + biases + shortcuts - 2 * shortcuts}
-    for name, count in counts.items():
-        assert sum(parameter.numel() for parameter in make_backbone(name).parameters()) == count
-    rep = adapt(make_backbone("resnet18_rep"))
-    convolutions = [module for module in rep.modules() if isinstance(module, AdaptedConv2d)]
-    assert len(convolutions) == 16 and all(each.conv.bias is not None for each in convolutions)
 
 
 @pytest.mark.parametrize("name", ["pass", "il2a", "ssre"])
