@@ -23,7 +23,7 @@ from pycil_wsc.classifier.predict.arguments import folder_of, probability, refus
 from pycil_wsc.classifier.predict.images import Images, Transform
 from pycil_wsc.classifier.predict.model import Model
 from pycil_wsc.classifier.store import learner_file
-from pycil_wsc.classifier.store.bookkeeping import Entry
+from pycil_wsc.classifier.store.bookkeeping import ClassChange, Entry
 from pycil_wsc.classifier.store.place import Place
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
 from pycil_wsc.classifier.store.settings import (
@@ -44,6 +44,7 @@ from pycil_wsc.classifier.store.versions import (
     one_before,
     signature,
 )
+from pycil_wsc.classifier.update import classes
 from pycil_wsc.classifier.update.findings import Findings, findings_in
 from pycil_wsc.classifier.update.gate import Accept
 from pycil_wsc.classifier.update.held_out import ONE_OF
@@ -135,7 +136,8 @@ class Learner:
 
         ``when`` it was learned, ``data`` (name, number of images and their fingerprint, those held out included), the
         new ``classes``, the images that were ``relabelled``, if any (from which class to which, and how many), the
-        ``accuracies`` on the held-out images in percent, ``seconds``, and the gate's decision if there was one. Further
+        ``accuracies`` on the held-out images in percent, ``seconds``, the gate's decision if there was one, and the
+        ``changes`` of classes after the task (:meth:`rename`, :meth:`merge`, :meth:`remove`, :meth:`relabel`). Further
         entries are those of a line of ``metrics.jsonl`` (docs/outputs.md).
         """
         if self._saved is None:
@@ -339,6 +341,75 @@ class Learner:
         present, answers, config = self._saved, self._answers, self.config
         part = as_configured(read_listed(source, config.data_root), config)
         return findings_in(part, present, answers, config, fewest, level)
+
+    # ---- classes without learning ------------------------------------------------------------------------------------
+
+    def rename(self, name: str, to: str) -> ClassChange:
+        """Call a class by another name, under which it learns from now on.
+
+        This and the three that follow are noted in the :attr:`history`, as ``changes`` of the last task. ``save``
+        saves them as a version, and ``rollback`` undoes them. They compute without training.
+
+        Raises:
+            UserError: if there is no such class, or another class is called ``to``; nothing has changed then.
+        """
+        return self._change(classes.renamed, name, to)
+
+    def merge(self, names: Sequence[str], into: str) -> ClassChange:
+        """Make one class of several.
+
+        A method that computes its classifier is then what it would be had it learned them as one (but DS-AL, nearly).
+        Otherwise the class gets the mean of their rows of the head, and their exemplars, until the next task trains it.
+
+        Args:
+            names: the classes.
+            into: the name of the class that they become; may be one of theirs.
+
+        Raises:
+            UserError: if one of them is unknown, or ``into`` is another class; nothing has changed then.
+        """
+        return self._change(classes.merged, names, into)
+
+    def remove(self, name: str, images: Source | None = None) -> ClassChange:
+        """Leave out a class, which is then as if it had never been learned, if the method computes its classifier.
+
+        ``ncm`` and ``fecam`` have sums for each class. ``slda``, ``ranpac`` and ``acil`` have sums over all images, out
+        of which the class's ``images`` are taken: all that were learned. What a network was trained on it still knows:
+        of other methods, the exemplars, held-out images and the rows of the head go, and the other weights stay.
+
+        Args:
+            name: the class.
+            images: in any form that ``learn`` accepts; others that are there, too, are left alone.
+
+        Raises:
+            UserError: if there is no such class or no other, or images are missing; nothing has changed then.
+        """
+        return self._change(classes.removed, name, images, self._say)
+
+    def relabel(self, images: Source | Sequence[str] | np.ndarray, to: str) -> ClassChange:
+        """Give images that were learned, or are held out, another class, as if they had been learned with it.
+
+        That is so if the method computes its classifier. A network is not trained: exemplars and held-out images change
+        their class, and the next task trains on them. :meth:`learn` also corrects labels, and trains at once.
+
+        Args:
+            images: names of files, an array of images, or a source as for ``learn``, whose labels do not matter.
+            to: the class, which must be known.
+
+        Raises:
+            UserError: if an image was never learned, or ``to`` is not a class; nothing has changed then.
+        """
+        return self._change(classes.relabelled, images, to, self._say)
+
+    def _change(self, change: Callable[..., classes.Changed], *arguments: object) -> ClassChange:
+        with self._alone(), ONE_AT_A_TIME, torch.inference_mode(False):
+            changed = change(self.config, self._present(), *arguments)
+            self._set_state(changed.learner)
+            self._say(changed.line)
+        return copy.deepcopy(changed.change)
+
+    def _say(self, line: str) -> None:
+        ProgressBar(self.quiet).say(line)
 
     def _advice(self) -> str:
         """After the first task, what is missing if no image is held out; "" otherwise."""

@@ -30,8 +30,10 @@ class ComputedHead(nn.Module):
     The images of a task are added in parts (:meth:`add`); then :meth:`solve` computes the weights. What has been added
     can be taken out again (:meth:`remove`), or moved to another class (:meth:`relabel`). A class without images has
     the logit :data:`NEVER`. ``in_features``: d, if the classifier projects its features (B, d) to (B, ``width``).
+    ``apart``: whether a class has sums of its own alone, so that it can be left out without its images.
     """
 
+    apart = False
     weight: Tensor
     bias: Tensor
 
@@ -59,6 +61,14 @@ class ComputedHead(nn.Module):
         """Move images from the classes ``before`` to the classes ``after``: float32 (n, d), int64 (n,), int64 (n,)."""
         self.remove(features, before)
         self.add(features, after)
+
+    def merge(self, label: int, into: int) -> None:
+        """Give the images of one class to another one, as if they had been learned so."""
+        raise NotImplementedError(f"{type(self).__name__} has no merge")
+
+    def class_counts(self) -> Tensor:
+        """The number of images of each class, infinite where that is not known: (classes,)."""
+        raise NotImplementedError(f"{type(self).__name__} has no class_counts")
 
     def solve(self) -> None:
         """Compute weight and bias from all parts so far."""
@@ -94,6 +104,15 @@ class SummedHead(ComputedHead):
         """The Gram matrices stay as they are, to the bit."""
         for sums, rows, inputs in self.sums_of(features):
             sums.relabel(inputs, before[rows], after[rows])
+
+    def merge(self, label: int, into: int) -> None:
+        for module in self.children():
+            if isinstance(module, Sums):
+                module.merge(label, into)
+
+    def class_counts(self) -> Tensor:
+        counts = [module.counts for module in self.children() if isinstance(module, Sums)]
+        return torch.stack(counts).sum(0)
 
 
 class Sums(nn.Module):
@@ -140,6 +159,10 @@ class Sums(nn.Module):
         self.products = self.products + features.to(self.products).T @ change
         self.counts = self.counts + change.sum(0)
 
+    def merge(self, label: int, into: int) -> None:
+        """Give the rows of one class to another one; the Gram matrix stays."""
+        self.products, self.counts = merged(self.products, label, into, dim=1), merged(self.counts, label, into)
+
     def add_rows(self, features: Tensor, targets: Tensor, sign: int = 1) -> None:
         """Add rows, or with ``sign`` -1 take them out: (n, d), (n, classes)."""
         features, targets = features.to(self.products), targets.to(self.products)
@@ -162,6 +185,14 @@ class Sums(nn.Module):
     def one_hot(self, labels: Tensor) -> Tensor:
         """(n,) classes -> (n, classes) targets."""
         return one_hot(labels, self.products.shape[1]).to(self.products)
+
+
+def merged(sums: Tensor, label: int, into: int, dim: int = 0) -> Tensor:
+    """Sums of classes along ``dim``, in which the class ``into`` has also those of ``label``, which has none."""
+    sums = sums.clone()
+    sums.select(dim, into).add_(sums.select(dim, label))
+    sums.select(dim, label).zero_()
+    return sums
 
 
 class RidgeSums(Sums):

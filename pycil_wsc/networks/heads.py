@@ -112,6 +112,14 @@ class ProxyHead(nn.Module):
             self.old = nn.Parameter(torch.cat([self.old, self.weight]), requires_grad=False)
             self.weight = nn.Parameter(new.to(self.old))
 
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+        """The newest classes may be other ones in a state whose newest ones were removed: rows move between the two."""
+        names = [f"{prefix}old", f"{prefix}weight"]
+        if all(name in state for name in names):
+            proxies = torch.cat([state[name] for name in names])
+            state[names[0]], state[names[1]] = proxies[: len(self.old)], proxies[len(self.old) :]
+        super()._load_from_state_dict(state, prefix, *others)
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, in_features) -> (B, classes) logits."""
         proxies = normalize(torch.cat([self.old, self.weight]))

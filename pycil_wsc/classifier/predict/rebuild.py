@@ -48,9 +48,14 @@ class Reached(NamedTuple):
         return self.class_order[: self.boundaries[self.task + 1]]
 
 
-def rebuilt(config: Config, info: DatasetInfo, reached: Reached, state: State) -> BaseLearner:
-    """The learner of ``config`` with this ``state``, in which it was after the task ``reached``, without images."""
-    learner = grown(config, info, reached)
+def rebuilt(
+    config: Config, info: DatasetInfo, reached: Reached, state: State, images: Split | None = None
+) -> BaseLearner:
+    """The learner of ``config`` with this ``state``, in which it was after the task ``reached``.
+
+    ``images``: those that its outputs can be asked for, as training samples; None: no images.
+    """
+    learner = grown(config, info, reached, images)
     try:
         learner.load_state_dict(state)
     except RuntimeError as error:
@@ -63,17 +68,19 @@ def rebuilt(config: Config, info: DatasetInfo, reached: Reached, state: State) -
     return learner
 
 
-def grown(config: Config, info: DatasetInfo, reached: Reached) -> BaseLearner:
-    """A learner of ``config`` with the classes of the tasks ``reached``, but new weights, and without images."""
+def grown(config: Config, info: DatasetInfo, reached: Reached, images: Split | None = None) -> BaseLearner:
+    """A learner of ``config`` with the classes of the tasks ``reached``, but new weights; ``images``: as above."""
     device = numbered(resolved_device(config.device))
     none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
-    arrivals = Arrivals(tuple(reached.boundaries[1:]), none.targets, none.targets) if config.is_stream else None
-    manager = tasks_of(Dataset(info, none, none, arrivals=arrivals), config)
+    train = none if images is None else images
+    boundaries = tuple(reached.boundaries[1:])
+    arrivals = Arrivals(boundaries, np.zeros_like(train.targets), none.targets) if config.is_stream else None
+    manager = tasks_of(Dataset(info, train, none, arrivals=arrivals), config)
     configured = Reached(manager.class_order, manager.boundaries, reached.task)
     if reached != configured or reached.task not in range(len(manager.tasks)):
         raise UserError("its classes and tasks do not match its configuration; use an unmodified file")
     with restored([]):  # once, not for each part: a thread that trains has it for an epoch
-        learner = configured_learner(config)(config, manager, open_source(info, none, device, 0), device)
+        learner = configured_learner(config)(config, manager, open_source(info, train, device, 0), device)
         for task in manager.tasks[: reached.task + 1]:
             learner.grow_for(task)
         _ = learner.precision.name  # which may draw random numbers, too: predicting must not wait

@@ -30,6 +30,16 @@ class Relabelled(TypedDict):
     images: int
 
 
+class ClassChange(TypedDict, total=False):
+    """What was done to classes after a task, other than by learning."""
+
+    when: str
+    did: str  # "renamed", "merged", "removed" or "relabelled"
+    classes: list[str]  # their names before
+    to: str  # the name that they have now, of all but removed ones
+    images: int  # that were relabelled
+
+
 class Accuracy(TypedDict):
     """Accuracy in percent ``after`` an update, over ``images`` images; ``interval``: its lower and upper bound."""
 
@@ -69,6 +79,7 @@ class Entry(TypedDict, total=False):
     data: Data
     classes: list[str]  # new ones
     relabelled: list[Relabelled]  # if there are any
+    changes: list[ClassChange]  # after the task, likewise
     accuracies: dict[str, float]  # in percent, on held-out images of "known", "new" and "all" classes
     seconds: float
     accepted: bool
@@ -91,6 +102,8 @@ class Bookkeeping:
             (:func:`~pycil_wsc.classifier.store.hashes.with_classes`): int64 (N,), ascending. Earlier versions
             noted the first only of tasks with ``per_class``, and the others only for methods that learn each image
             once.
+        images: of ``learned``, the digests of the images alone: int64 (N,), ascending. Earlier versions did not note
+            which these are.
     """
 
     held_out: Split = NO_IMAGES
@@ -98,6 +111,7 @@ class Bookkeeping:
     temperature: float = 1.0
     entries: Sequence[Entry] = field(default=())
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    images: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def counts(self, classes: Sequence[str]) -> dict[str, int]:
         """The number of held-out images of each class."""
@@ -123,8 +137,9 @@ def problem_of(bookkeeping: Bookkeeping, classes: int, tasks: int) -> str:
         return "held-out images"
     if type(bookkeeping.per_class) is not int or bookkeeping.per_class < 0:
         return "number of held-out images"
-    if bookkeeping.learned.dtype != np.int64 or bookkeeping.learned.ndim != 1:
-        return "digests"
+    for digests in (bookkeeping.learned, bookkeeping.images):
+        if digests.dtype != np.int64 or digests.ndim != 1:
+            return "digests"
     if type(bookkeeping.temperature) is not float or not 0 < bookkeeping.temperature < math.inf:
         return "temperature"
     if len(bookkeeping.entries) > tasks or not all(map(_is_entry, bookkeeping.entries)):
@@ -141,6 +156,9 @@ def _is_entry(value: object) -> bool:
         return False
     classes = value.get("classes", [])
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        return False
+    changes = value.get("changes", [])
+    if not isinstance(changes, list) or not all(isinstance(change, dict) for change in changes):
         return False
     kinds = {"when": str, "accuracies": dict, "seconds": float, "accepted": bool, "reason": str, "gate": dict}
     return _has(value, {name: kind for name, kind in kinds.items() if name in value})

@@ -95,7 +95,8 @@ def write(
             "per_class": bookkeeping.per_class,
             "temperature": bookkeeping.temperature,
             "entries": list(bookkeeping.entries),
-            "learned": torch.from_numpy(bookkeeping.learned),
+            "learned": torch.from_numpy(np.setdiff1d(bookkeeping.learned, bookkeeping.images)),
+            "images": torch.from_numpy(bookkeeping.images),
         },
     }
     if limit > 1:
@@ -189,7 +190,10 @@ def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Boo
     """The bookkeeping with this content, and the hashes of its files."""
     held_out, hashes = _unpacked(stored["held_out"], folder, info)
     learned = np.asarray(stored["learned"])
-    return Bookkeeping(held_out, stored["per_class"], stored["temperature"], tuple(stored["entries"]), learned), hashes
+    images = np.asarray(stored.get("images", np.empty(0, np.int64)))  # not in learners of earlier versions
+    learned = np.union1d(learned, images) if len(images) else learned
+    noted = tuple(stored["entries"])
+    return Bookkeeping(held_out, stored["per_class"], stored["temperature"], noted, learned, images), hashes
 
 
 def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, dict[str, str]]:

@@ -197,7 +197,11 @@ def _noting(
     bookkeeping = bookkeeping.with_images(held_out.images, labels)
     learned = np.concatenate([digests, with_classes(digests, part.train.targets, part.info.classes)])
     learned = learned[np.tile(~aside, 2)]
-    return dataclasses.replace(bookkeeping, learned=np.union1d(bookkeeping.learned, learned))
+    return dataclasses.replace(
+        bookkeeping,
+        learned=np.union1d(bookkeeping.learned, learned),
+        images=np.union1d(bookkeeping.images, digests[~aside]),
+    )
 
 
 def _check_memory(config: Config, held: Dataset | None, classes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -127,6 +128,24 @@ class ExemplarMemory:
         self.seen = state.get("seen", 0)  # missing in weights saved by earlier versions, which are not trained further
         self.seen_by_class = dict(state.get("seen_by_class", {}))  # missing in states of earlier versions
         self.tasks = state.get("tasks", 0)  # missing likewise; no learner then chose before its task's end
+
+
+def regrouped(state: State, groups: Sequence[Sequence[int]]) -> State:
+    """The ``state_dict`` of a memory after classes were merged: class ``new`` has the exemplars of ``groups[new]``.
+
+    They take turns, so that a smaller quota keeps some of each. Classes in no group must have no exemplars left.
+    """
+    classes, seen_by_class = {}, {}
+    for new, group in enumerate(groups):
+        parts = [state["classes"][label] for label in group if label in state["classes"]]
+        if parts:
+            turns = itertools.zip_longest(*parts)
+            classes[new] = [index for turn in turns for index in turn if index is not None]
+        counts = [state["seen_by_class"][label] for label in group if label in state.get("seen_by_class", {})]
+        if counts:
+            seen_by_class[new] = sum(counts)
+    gone = sum(state.get("seen_by_class", {}).values()) - sum(seen_by_class.values())
+    return {**state, "classes": classes, "seen": state["seen"] - gone, "seen_by_class": seen_by_class}
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,8 +102,19 @@ def _fingerprint(stream: Dataset | None, part: Dataset) -> Fingerprint:
     The entry ``tasks`` has that of each task, whose hash also covers its class names.
     """
     own = part.fingerprint or fingerprint(part.train, part.test)
-    with_names = hashlib.sha256("\0".join([own["sha256"], *part.info.classes]).encode(errors="surrogatepass"))
     tasks = [*(stream.fingerprint or {})["tasks"], own] if stream else [own]
-    tasks[-1] = own | {"sha256": with_names.hexdigest()[:16]}
+    return _with_last(tasks, part.info.classes)
+
+
+def marked(stream: Dataset, change: Sequence[str]) -> Dataset:
+    """``stream`` with a fingerprint that also covers a ``change`` of its classes, described by strings."""
+    return replace(stream, fingerprint=_with_last((stream.fingerprint or {})["tasks"], change))
+
+
+def _with_last(tasks: Sequence[Fingerprint], also: Sequence[str]) -> Fingerprint:
+    """The fingerprint of ``tasks``, of which the last one's hash ``also`` covers some strings."""
+    *others, last = tasks
+    covered = hashlib.sha256("\0".join([last["sha256"], *also]).encode(errors="surrogatepass"))
+    tasks = [*others, last | {"sha256": covered.hexdigest()[:16]}]
     total = hashlib.sha256("".join(task["sha256"] for task in tasks).encode()).hexdigest()[:16]
     return {name: sum(task[name] for task in tasks) for name in ("train", "test")} | {"sha256": total, "tasks": tasks}

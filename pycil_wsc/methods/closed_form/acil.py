@@ -65,8 +65,12 @@ class ACIL(ClosedForm):
     def part(self) -> int:
         return self.config.options.IL_batch_size
 
+    @property
+    def repeats(self) -> int:
+        return self.config.options.inplace_repeat
+
     def images_of(self, task: Task) -> np.ndarray:
-        return np.repeat(super().images_of(task), self.config.options.inplace_repeat)
+        return np.repeat(super().images_of(task), self.repeats)
 
     def new_head(self, width: int, dtype: torch.dtype) -> ComputedHead:
         options = self.config.options

@@ -57,6 +57,11 @@ class ClosedForm(BaseLearner):
         """The number of images whose features are added at once."""
         return 2000
 
+    @property
+    def repeats(self) -> int:
+        """How often each image is added."""
+        return 1
+
     def images_of(self, task: Task) -> np.ndarray:
         """The task's training images in the order in which they are added: class by class, (n,)."""
         targets = self.manager.train_targets[task.train_indices]

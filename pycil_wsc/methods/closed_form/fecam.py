@@ -19,6 +19,7 @@ class Mahalanobis(nn.Module):
     ``dtype``: of the computation, whose results are kept in float32.
     """
 
+    apart = True  # as in ComputedHead
     counts: Tensor  # (classes,)
     means: Tensor  # of the features, (classes, d)
     centres: Tensor  # of their powers, (classes, d)
@@ -65,9 +66,7 @@ class Mahalanobis(nn.Module):
             powers = self.power(gone)
             before, after = self.counts[label].item(), self.counts[label].item() - len(gone)
             if after <= 0:
-                for name in ("counts", "means", "centres", "scatter", "inverse"):
-                    getattr(self, name)[label] = 0
-                self.changed.discard(label)
+                self.clear(label)
                 continue
             centre = powers.mean(0)
             squares = self.scatter[label].to(self.dtype).diagonal() + before * self.centres[label].square()
@@ -90,6 +89,28 @@ class Mahalanobis(nn.Module):
         """Move images from the classes ``before`` to the classes ``after``: (n, d), (n,), (n,)."""
         self.remove(features, before)
         self.add(features, after)
+
+    def merge(self, label: int, into: int) -> None:
+        """Give the images of one class to another one (Chan et al., 1983)."""
+        number, before = self.counts[label].item(), self.counts[into].item()
+        if number:
+            after = before + number
+            shift = self.centres[label] - self.centres[into]
+            self.scatter[into] += self.scatter[label] + before * number / after * torch.outer(shift, shift)
+            self.centres[into] += shift * number / after
+            self.means[into] += (self.means[label] - self.means[into]) * number / after
+            self.counts[into] = after
+            self.changed.add(into)
+        self.clear(label)
+
+    def clear(self, label: int) -> None:
+        """Leave a class without images."""
+        for name in ("counts", "means", "centres", "scatter", "inverse"):
+            getattr(self, name)[label] = 0
+        self.changed.discard(label)
+
+    def class_counts(self) -> Tensor:
+        return self.counts
 
     def solve(self) -> None:
         for label in self.changed:

@@ -3,13 +3,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead, without_empty
+from pycil_wsc.networks.closed_form import ComputedHead, merged, without_empty
 from pycil_wsc.registry import register_learner
 
 
 class NearestMean(ComputedHead):
     """The class whose mean m has the smallest Euclidean distance: logits xᵀm - |m|² / 2."""
 
+    apart = True
     sums: Tensor
     counts: Tensor
 
@@ -31,6 +32,12 @@ class NearestMean(ComputedHead):
 
     def remove(self, features: Tensor, labels: Tensor) -> None:
         self.add(features, labels, sign=-1)
+
+    def merge(self, label: int, into: int) -> None:
+        self.sums, self.counts = merged(self.sums, label, into), merged(self.counts, label, into)
+
+    def class_counts(self) -> Tensor:
+        return self.counts
 
     def solve(self) -> None:
         means = self.sums / self.counts.clamp(min=1)[:, None]

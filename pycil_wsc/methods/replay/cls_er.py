@@ -139,12 +139,16 @@ class CLSER(Replay):
         torch._foreach_copy_(tensors(self.network), tensors(self.stable))
 
     def get_extra_state(self) -> State:
-        return super().get_extra_state() | {"steps": self.steps, "working": self.working}
+        names = [name for name, value in self.network.state_dict().items() if value.is_floating_point()]
+        working = dict(zip(names, self.working)) if self.working else {}
+        return super().get_extra_state() | {"steps": self.steps, "working": working}
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
         self.steps = state["steps"]
-        self.working = [value.to(self.device) for value in state["working"]]
+        working = state["working"]
+        values = working.values() if isinstance(working, dict) else working  # a list in states of earlier versions
+        self.working = [value.to(self.device) for value in values]
 
 
 def tensors(network: nn.Module) -> list[Tensor]:
