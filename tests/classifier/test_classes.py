@@ -174,7 +174,8 @@ def test_the_networks_of_every_learner_without_two_classes_are_those_of_fewer_cl
     fewer, *_ = of_grown(name, (2, 3, 5))
     fewer.load_state_dict(state)
     images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    learner.eval(), fewer.eval()
+    learner.eval()
+    fewer.eval()
     with torch.no_grad():
         logits, expected = fewer.predict(images), learner.predict(images)[:, [group[0] for group in groups]]
     if logits.isfinite().all():  # a computed head has no images yet
@@ -323,22 +324,22 @@ def test_clients_get_answers_of_the_version_that_they_name_during_changes_and_ro
 
 def bad():
     return {
-        "remove: 'emu' is not a learned class; the classes are one, two, zero": lambda l, d: l.remove("emu"),
-        "remove: 'slda' needs the images that it has learned as 'one'": lambda l, d: l.remove("one"),
+        "remove: 'emu' is not a learned class; the classes are one, two, zero": lambda k, d: k.remove("emu"),
+        "remove: 'slda' needs the images that it has learned as 'one'": lambda k, d: k.remove("one"),
         "remove: 3 of the images that were learned as 'one' are here, of 7; give all": (
-            lambda l, d: l.remove("one", task((d[1][:3], "one")))
+            lambda k, d: k.remove("one", task((d[1][:3], "one")))
         ),
-        "remove: no-such-folder": lambda l, d: l.remove("one", "folder:no-such-folder"),
-        "rename: 'two' is a learned class, too": lambda l, d: l.rename("one", "two"),
-        "rename: 7 is not a learned class": lambda l, d: l.rename(7, "seven"),
-        "rename: '' is not the name of a class": lambda l, d: l.rename("one", ""),
-        "merge: 'one' is not a list of classes": lambda l, d: l.merge("one", into="two"),
-        r"merge: \['one'\] is not a list of two classes": lambda l, d: l.merge(["one"], into="one"),
-        "merge: 'two' is another learned class": lambda l, d: l.merge(["zero", "one"], into="two"),
-        "relabel: 2 of 3 images were never learned, such as": lambda l, d: l.relabel(d[3][:2] + d[1][:1], "one"),
-        "relabel: all of these images are learned as 'one' already": lambda l, d: l.relabel(d[1], "one"),
-        "relabel: 'emu' is not a learned class": lambda l, d: l.relabel(d[1], "emu"),
-        "relabel: .*no-such-file": lambda l, d: l.relabel(["no-such-file.png"], "one"),
+        "remove: no-such-folder": lambda k, d: k.remove("one", "folder:no-such-folder"),
+        "rename: 'two' is a learned class, too": lambda k, d: k.rename("one", "two"),
+        "rename: 7 is not a learned class": lambda k, d: k.rename(7, "seven"),
+        "rename: '' is not the name of a class": lambda k, d: k.rename("one", ""),
+        "merge: 'one' is not a list of classes": lambda k, d: k.merge("one", into="two"),
+        r"merge: \['one'\] is not a list of two classes": lambda k, d: k.merge(["one"], into="one"),
+        "merge: 'two' is another learned class": lambda k, d: k.merge(["zero", "one"], into="two"),
+        "relabel: 2 of 3 images were never learned, such as": lambda k, d: k.relabel(d[3][:2] + d[1][:1], "one"),
+        "relabel: all of these images are learned as 'one' already": lambda k, d: k.relabel(d[1], "one"),
+        "relabel: 'emu' is not a learned class": lambda k, d: k.relabel(d[1], "emu"),
+        "relabel: .*no-such-file": lambda k, d: k.relabel(["no-such-file.png"], "one"),
     }
 
 
@@ -382,5 +383,3 @@ def test_nothing_is_changed_before_something_is_learned(method):
     arguments = {"rename": ("a", "b"), "merge": (["a", "b"], "a"), "remove": ("a",), "relabel": ([], "a")}[method]
     with pytest.raises(UserError, match="nothing has been learned yet; call learn first"):
         getattr(Learner("ncm"), method)(*arguments)
-
-

@@ -30,12 +30,17 @@ class Relabelled(TypedDict):
     images: int
 
 
-class ClassChange(TypedDict, total=False):
+class Done(TypedDict):
+    """``did``: "renamed", "merged", "removed" or "relabelled"; ``classes``: the names of these classes before."""
+
+    did: str
+    classes: list[str]
+
+
+class ClassChange(Done, total=False):
     """What was done to classes after a task, other than by learning."""
 
     when: str
-    did: str  # "renamed", "merged", "removed" or "relabelled"
-    classes: list[str]  # their names before
     to: str  # the name that they have now, of all but removed ones
     images: int  # that were relabelled
 

@@ -134,9 +134,7 @@ def _grown(config, info, seen):
     return grown(config, dataclasses.replace(info, classes=names), Reached.of_stream(seen))
 
 
-def _others(
-    extra: State, axes: Mapping[str, Sequence[Axis]], groups: Sequence[Sequence[int]], mean: bool
-) -> State:
+def _others(extra: State, axes: Mapping[str, Sequence[Axis]], groups: Sequence[Sequence[int]], mean: bool) -> State:
     """What a method keeps beside its networks: tensors under the names of the network's own."""
     changed = {}
     for name, value in extra.items():
