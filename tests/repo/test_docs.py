@@ -434,7 +434,8 @@ def prepare_a_shelf(monkeypatch):
 @checks("classifier_details.md")
 def check_details(names, output):
     classes = ["goldfish", "trilobite", "bullfrog", "koala", "jellyfish", "tractor"]
-    assert pycil_wsc.Learner.load("shelf", quiet=True).classes == classes == names["learner"].classes
+    assert names["learner"].classes == classes
+    assert pycil_wsc.Learner.load("shelf", quiet=True).classes == ["goldfish", "animal", "jellyfish", "tractor"]
     assert Path("work/task4/learner.safetensors").is_file()
     (result,) = (json.loads(path.read_text()) for path in Path("runs").rglob("result.json"))
     assert result["class_names"] == classes[:5]
