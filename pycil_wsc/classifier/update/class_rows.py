@@ -87,9 +87,8 @@ def regrouped_state(state: State, config: Config, info: DatasetInfo, regrouping:
     changed = {name: _regrouped(value, axes.get(name, ()), groups, mean) for name, value in tensors.items()}
     others = _others(state[EXTRA], axes, groups, mean)
     stored = stored_of(state) if STORED in state[EXTRA] else {}
-    classes = len(info.classes)
-    bytes_of_values = [configured_learner(config).stored_bytes(config, number) for number in (classes, classes + 1)]
-    if bytes_of_values[0] != bytes_of_values[1]:  # they are numbers of each class, such as logits
+    plan = configured_learner(config).Plan(config)
+    if plan.stored_bytes(1) != plan.stored_bytes(2):  # numbers of each class, such as logits
         stored = {name: {**each, "values": _columns(each["values"], groups)} for name, each in stored.items()}
     return {**changed, EXTRA: {**others, MEMORY: state[EXTRA][MEMORY], STORED: stored}}
 
