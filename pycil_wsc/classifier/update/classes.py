@@ -30,7 +30,7 @@ from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
 from pycil_wsc.classifier.update.class_rows import Regrouping, regrouped_state
 from pycil_wsc.classifier.update.corrections import Corrections, corrections_in, without_exemplars, without_former
 from pycil_wsc.classifier.update.held_out import rows_of
-from pycil_wsc.classifier.update.known_images import learns_once, takes_out
+from pycil_wsc.classifier.update.known_images import Say, learns_once, takes_out
 from pycil_wsc.classifier.update.source import part_of
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.sources import Source
@@ -92,7 +92,7 @@ def merged(config: Config, present: SavedLearner, classes: Sequence[str], into: 
     return _noted(config, learner, ClassChange(did="merged", classes=before, to=into), line)
 
 
-def removed(config: Config, present: SavedLearner, name: str, images: Source | None, say) -> Changed:
+def removed(config: Config, present: SavedLearner, name: str, images: Source | None, say: Say) -> Changed:
     """Leave out a class. ``images``: those of the class, which methods with sums over all classes need."""
     label = _label("remove", present, name)
     known = present.held.info.classes
@@ -109,7 +109,7 @@ def removed(config: Config, present: SavedLearner, name: str, images: Source | N
     return _noted(config, learner, ClassChange(did="removed", classes=[name]), line)
 
 
-def relabelled(config: Config, present: SavedLearner, images: object, to: str, say) -> Changed:
+def relabelled(config: Config, present: SavedLearner, images: object, to: str, say: Say) -> Changed:
     """Give learned ``images`` the class ``to``, which is known."""
     label = _label("relabel", present, to)
     if learns_once(config.model_name) and not takes_out(config.model_name):
@@ -163,7 +163,7 @@ def _new_name(what: str, name: object) -> str:
     return normal(name)
 
 
-def _split_of(what: str, config: Config, images: object, name: str, say) -> Split:
+def _split_of(what: str, config: Config, images: object, name: str, say: Say) -> Split:
     """The images that a caller names, whatever their classes are there."""
     source = images
     if not isinstance(images, (str, tuple)) and not hasattr(images, "features") and hasattr(images, "__len__"):
@@ -216,7 +216,7 @@ def _with_state(present: SavedLearner, learner: State) -> SavedLearner:
     return present._replace(state={**present.state, "learner": learner})
 
 
-def _without_sums(config: Config, present: SavedLearner, label: int, images: Source | None, say) -> SavedLearner:
+def _without_sums(config: Config, present: SavedLearner, label: int, images: Source | None, say: Say) -> SavedLearner:
     """Take the images of a class out of sums that they share with other classes."""
     name, method = present.held.info.classes[label], config.method
     if not takes_out(config.model_name):
