@@ -44,7 +44,7 @@ def check(config: Config) -> None:
         raise UserError("batch_norm_parts: does not work with grad_checkpointing; leave one of the two out")
     _check_wsc(config.wsc)
     _check_backbone(config)
-    registry.exemplars[config.exemplars]
+    _check_memory(config, method)
     for name in config.analyse:
         registry.analyses[name]
     if config.consolidate and (reason := _why_not_consolidated(method)):
@@ -112,6 +112,31 @@ def _check_sizes(config: Config) -> None:
         if getattr(config, name) != KEYS[name].default:
             raise UserError(f"{name}: cannot be combined with 'domains', each of which has all classes; leave it out")
     check_domains(config.domains)
+
+
+def _check_memory(config: Config, method: "Plan") -> None:
+    if config.memory_update not in method.memory_updates:
+        other = method.memory_updates[0]
+        able = [name for name in sorted(registry.learners) if config.memory_update in _updates_of(name)]
+        raise UserError(
+            f"memory_update: '{config.model_name}' chooses its exemplars by {other}, not by {config.memory_update}; "
+            f"leave the key out, or use another method ({', '.join(able)})"
+        )
+    if config.head == "all" and "step" not in method.memory_updates:
+        raise UserError(f"head: '{config.model_name}' needs a head that grows; leave the key out")
+    if not config.by_step:
+        if config.exemplars == "balanced":
+            raise UserError("exemplars: 'balanced' needs memory_update 'step'; use 'random', which is balanced too")
+        registry.exemplars[config.exemplars]
+        return
+    if config.exemplars == "balanced" and config.fixed_memory:
+        raise UserError("exemplars: 'balanced' divides memory_size among the classes; set fixed_memory to false")
+    if (config.consolidate or method.consolidates) and config.wsc.trigger == "held_out":
+        raise UserError("wsc.trigger: 'held_out' does not work with memory_update 'step'; use another trigger")
+
+
+def _updates_of(name: str) -> tuple[str, ...]:
+    return registry.learners[name].Plan.memory_updates
 
 
 def _check_backbone(config: Config) -> None:

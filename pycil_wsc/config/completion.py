@@ -12,7 +12,7 @@ from pycil_wsc.config.dropped import refuse_dropped
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_unknown
 from pycil_wsc.config.wsc import WSCKeys
-from pycil_wsc.data.options import ALL
+from pycil_wsc.data.options import ALL, STRATEGIES
 from pycil_wsc.errors import UserError, shown
 from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, without_empty_groups
@@ -20,6 +20,7 @@ from pycil_wsc.keys import Key, declared, without_empty_groups
 if TYPE_CHECKING:
     from pycil_wsc.training.learner import BaseLearner
 
+BY_STEP = {"exemplars": "reservoir", "fixed_memory": False}  # defaults with `memory_update` "step"
 LARGEST_FACTOR = 1000  # by which a budget may multiply the methods' epochs
 
 
@@ -38,6 +39,9 @@ def complete(flat: Mapping[str, Json]) -> Config:
     optimizer = KEYS["optimizer"].check(flat.get("optimizer", default["optimizer"]))
     if optimizer != default["optimizer"]:
         default |= defaults_for_optimizer(optimizer)
+    update = KEYS["memory_update"].check(flat.get("memory_update", default["memory_update"]))
+    if update == "step":
+        default |= BY_STEP
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
     budget = _budget_of(flat.get("budget", "pycil"))
     if twice := [name for name in budget.keys if name in given]:
@@ -49,12 +53,20 @@ def complete(flat: Mapping[str, Json]) -> Config:
         values |= {"memory_per_class": 0, "fixed_memory": True, "memory_bytes": None}
     elif values["memory_bytes"] is not None:
         values["fixed_memory"] = False
+    values |= _unread(values)
     wsc = {name.removeprefix("wsc."): values.pop(name) for name in list(values) if name.startswith("wsc.")}
     options = {name: values.pop(name) for name in declared(learner.Options)}
     backbone = {name.removeprefix(BACKBONE_OPTION): value for name, value in backbone.items()}
     config = Config(**values, wsc=_consolidation(**wsc), convnet_options=backbone, options=learner.Options(**options))
     check(config)
     return config
+
+
+def _unread(values: Mapping[str, Json]) -> dict[str, Json]:
+    """The keys of the other kind of memory, as if they were not given: a file may have several methods."""
+    if values["memory_update"] == "task":
+        return {name: KEYS[name].default for name in ("replay_batch_size", "steps_per_batch")}
+    return {"replay_ratio": None} | ({} if values["exemplars"] in STRATEGIES else {"exemplars": BY_STEP["exemplars"]})
 
 
 @functools.lru_cache(maxsize=256, typed=True)
@@ -75,6 +87,7 @@ def defaults(model_name: str) -> dict[str, Json]:
             "Options dataclass of the learner's class, with pycil_wsc.keys.key"
         )
     usual = {name: key.default for name, key in keys.items()}
+    usual["memory_update"] = registry.learners[model_name].Plan.memory_updates[0]
     of_optimizer = defaults_for_optimizer(own.get("optimizer", usual["optimizer"]))
     return usual | of_optimizer | {name: keys[name].check(own[name]) for name in own}
 

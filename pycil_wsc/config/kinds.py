@@ -197,6 +197,7 @@ class ClassIncrementalKeys(Kind[Config, D]):
         unused, _ = config.memory_keys
         named = {name: getattr(config, name) for name in IN_FOLDER if name != unused}
         named["tasks"] = config.tasks[:1]
+        named["memory_update"] = config.memory_update  # whose defaults are compared with
         usual = self.resolve(named).identity() | self.earlier()  # a changed default does not change folder names
         identity = config.identity() | {"tasks": usual["tasks"]}
         seed = f"seed{config.seed}{digest(identity, usual)}"

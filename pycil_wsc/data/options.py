@@ -9,6 +9,7 @@ from pycil_wsc.keys import key
 
 ALL = 2**31 - 1  # exemplars per class: keep every image
 DOMAIN = r"original|permuted|rotated(:-?[0-9]{1,9}(\.[0-9]{1,9})?)?"
+STRATEGIES = ("reservoir", "balanced")  # values of `exemplars` with `memory_update` "step"
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,24 @@ class MemoryOptions:
     exemplars: str = key(
         "herding",
         "how exemplars are chosen: `herding`, `random`, `reservoir` (a uniform sample of all images so far; with "
-        "`fixed_memory`, of those of each class), or a choice that is registered",
+        "`fixed_memory`, of those of each class), a choice that is registered or, with `memory_update` `step`, "
+        "`reservoir` or `balanced` (a class-balancing reservoir of `memory_size` images)",
         decides="later tasks",
         affects="accuracy",
         by_method=True,
         studied=6,
+    )
+    memory_update: str = key(
+        "task",
+        "when exemplars are chosen: after each `task`, or in each training `step`, as in Mammoth "
+        "([Streams and domains](streams.md))",
+        choices=("task", "step"),
+        by_method=True,
+        before="task",  # whatever a method's default is now
+        sets_defaults=True,
+    )
+    replay_batch_size: int | None = key(
+        None, "with `memory_update` `step`: exemplars in each batch that is replayed; null: `batch_size`", low=1
     )
 
 

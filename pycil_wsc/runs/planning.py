@@ -7,6 +7,7 @@ import numpy as np
 
 from pycil_wsc.data.configured import check_divided_memory
 from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
@@ -15,7 +16,7 @@ from pycil_wsc.networks.nets import check_features
 from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.seeding import derived_seed, restored
 from pycil_wsc.state import State
-from pycil_wsc.training.learner import BaseLearner, configured_backbone, configured_memory
+from pycil_wsc.training.learner import BaseLearner, configured_backbone, configured_memory, num_logits
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.learner_state import memory_of
 
@@ -55,13 +56,15 @@ def _plan_and_memory(
                 f"model_name: '{config.model_name}' cannot learn task {task.index + 1}, which brings no new class; "
                 "use another method, such as 'replay' or 'wsc'"
             )
+        if isinstance(memory, StreamMemory):
+            memory.limit(num_logits(config, task, manager))
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
         update = functools.partial(memory.update, task, manager.train_targets, None, rng, map)
         quotas = method.quotas(task, manager)
         if method.chooses_first:
             update(quotas)
         number, place = (task.num_seen, "of") if method.chooses_first else (task.num_old, "before")
-        if method.needs_exemplars and len(memory) < number:
+        if method.needs_exemplars and len(memory) < number and not config.by_step:  # which is empty at first
             raise UserError(
                 f"model_name: '{config.model_name}' needs exemplars, but the memory cannot hold one of each of the "
                 f"{number} classes {place} task {task.index + 1}; give a larger memory"

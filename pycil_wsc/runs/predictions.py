@@ -49,7 +49,7 @@ def predictions_of(network: nn.Module, learner: BaseLearner, source: Source, tas
     share, targets = learner.processes.share_of_batches, learner.manager.test_targets
     with torch.inference_mode(), learner.precision.autocast():
         for images, _ in source.batches(task.test_indices, targets, learner.config.batch_size, share=share):
-            logits = network(images)
+            logits = network(images)[:, : task.num_seen]
             finite &= logits.isfinite().all()
             best.append(best_classes(logits))
     return learner.outputs.gathered(best, len(task.test_indices)).numpy(), finite

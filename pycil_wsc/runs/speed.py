@@ -89,17 +89,23 @@ class Truncated(BaseLearner):
 
     def begin_phase(self, task: Task, run: PhaseRun) -> None:
         super().begin_phase(task, run)
-        self.planned[task.index].append(run.steps / run.batches * run.phase.counted_images)
+        self.planned[task.index].append(run.steps / run.batches * self._images_of_epoch(task, run.phase))
         run.end_after(min(self.most_steps, run.steps))
 
     def phases(self, task: Task) -> Iterator[Phase]:
         for number, phase in enumerate(super().phases(task)):
             before = self.spent.operations
             yield phase
-            epochs = self.planned[task.index][number] / phase.counted_images
-            of_epoch = len(phase.indices) * (self.spent.per_image or 0)
+            images = self._images_of_epoch(task, phase)
+            epochs = self.planned[task.index][number] / images
+            of_epoch = images * len(phase.indices) / phase.counted_images * (self.spent.per_image or 0)
             of_epoch += self.batches.exemplars_in_epoch(phase, task.index) * (self.spent.per_exemplar or 0)
             self.spent.operations = round(before + epochs * of_epoch)  # as if it were all done
+
+    def _images_of_epoch(self, task: Task, phase: Phase) -> int:
+        """The images that an epoch counts as, with those that are replayed beside the batches."""
+        replayed = self.batches.exemplars_in_epoch(phase, task.index) if phase.stream else 0
+        return phase.times * phase.counted_images + replayed
 
     def end_task(self, task: Task) -> None:
         """Only detach what is attached to the network: the task is not trained to its end."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc import seeding
 from pycil_wsc.data.batches.loader import BatchSource, Source
-from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order, new_in_batches, num_batches
+from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order, new_in_batches, num_batches, repeated
 from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.processes import Processes
+from pycil_wsc.training.replay import Entering, EpochPlan, Uploaded, draw_sizes, replayed_images, seed_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,11 @@ class Batch:
         drawn: random tensors, the same in all processes, if any are drawn (``Sampling.draw``), what the source has
             beside images and targets, and what ``before_step`` adds.
         replayed: how many of these images are exemplars, if the host knows it.
+        replay: batches that are drawn from a memory that steps fill, one for each of the method's ``draws``; none as
+            long as the memory is empty. Their ``whole`` counts all processes.
+        slots: int64 (B,), of such a batch: the memory's slots.
+        stored: of such a batch: what is stored in these slots, by name.
+        entering: the images that enter the memory after the step.
     """
 
     images: Tensor
@@ -44,9 +51,31 @@ class Batch:
     whole: int | None = None
     drawn: tuple[Tensor, ...] = ()
     replayed: int | None = None
+    replay: tuple[Batch, ...] = ()
+    slots: Tensor | None = None
+    stored: Mapping[str, Tensor] = field(default_factory=dict)
+    entering: Entering | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def weight(self) -> int:
+        """The number of this process's images, with those that are replayed: its share in a loss over all of them."""
+        return len(self) + sum(map(len, self.replay))
+
+    @property
+    def exemplars(self) -> int:
+        """The number of this process's exemplars, if the host knows it: in this batch, and replayed beside it."""
+        return (self.replayed or 0) + sum(map(len, self.replay))
+
+    def joined(self) -> Batch:
+        """This batch with the images of ``replay`` behind its own."""
+        parts = (self, *self.replay)
+        images, targets, indices, from_memory = (
+            torch.cat(columns) for columns in zip(*(part.tensors[:4] for part in parts), strict=True)
+        )
+        return Batch(images, targets, indices, from_memory)
 
     @property
     def exemplar_rows(self) -> Tensor:
@@ -87,6 +116,8 @@ class Sampling:
             the same in all processes.
         batch_size: None: the configured one.
         augmentation: None: the configured one.
+        stream: batches draw from a memory that they fill (:class:`~pycil_wsc.data.memory.stream.StreamMemory`).
+        times: each batch comes so many times in a row.
     """
 
     indices: np.ndarray
@@ -97,6 +128,8 @@ class Sampling:
     draw: Callable[[torch.Generator], tuple[Tensor, ...]] | None = None
     batch_size: int | None = None
     augmentation: str | None = None
+    stream: bool = False
+    times: int = 1
 
 
 class Settings(Protocol):
@@ -112,6 +145,8 @@ class Settings(Protocol):
     def replay_ratio(self) -> float | None: ...
     @property
     def augmentation(self) -> str: ...
+    @property
+    def replay_batch_size(self) -> int | None: ...
 
 
 class Trained(Protocol):
@@ -126,6 +161,8 @@ class Trained(Protocol):
 
     @property
     def config(self) -> Settings: ...
+    @property
+    def stored(self) -> Any: ...
 
 
 class Batches:
@@ -161,17 +198,25 @@ class Batches:
         share = learner.processes.share_of_each_batch
         size = samples.batch_size or learner.config.batch_size
         order, from_memory = self._order(samples, size, task, *address)
+        parts = batch_slices(len(order), size, join=True)
+        if samples.times > 1:
+            from_memory, _ = repeated(from_memory, parts, samples.times)
+            order, parts = repeated(order, parts, samples.times)
         numbers = torch.from_numpy(order).to(learner.device)
         old = torch.from_numpy(from_memory).to(learner.device)
-        views = [self._pass(samples, order, size, task, *address)]
-        views += [self._pass(samples, order, size, task, *address, "view", view) for view in range(1, samples.views)]
-        parts = batch_slices(len(order), size, join=True)
+        slices = parts if samples.times > 1 else None
+        views = [self._pass(samples, order, size, slices, task, *address)]
+        views += [
+            self._pass(samples, order, size, slices, task, *address, "view", view) for view in range(1, samples.views)
+        ]
+        replay = self._replay(samples, order, parts, task, *address) if samples.stream else itertools.repeat(((), None))
         draws = torch.Generator(learner.device)
         draws.manual_seed(self._seed("draws", task, *address))
         for number, ((images, targets, *beside), *others) in enumerate(zip(*views, strict=True)):
             part = parts[number]
             rows = share.rows(number)
             drawn = samples.draw(draws) if samples.draw else ()
+            replayed, entering = next(replay)
             yield Batch(
                 images,
                 targets,
@@ -181,7 +226,36 @@ class Batches:
                 whole=part.stop - part.start,
                 drawn=(*drawn, *beside),
                 replayed=int(from_memory[part][rows].sum()),
+                replay=replayed,
+                entering=entering,
             )
+
+    def from_slots(self, slots: np.ndarray, task: int, *address: str | int, augmented: bool = True) -> Batch:
+        """One batch of the exemplars in ``slots`` (n,) of a memory that steps fill, as it is now: this process's part.
+
+        For what :meth:`of` does not plan: draws that depend on the device, or after the task's last step.
+        """
+        learner = self.learner
+        memory = learner.memory
+        assert isinstance(memory, StreamMemory)
+        own = slots[learner.processes.share_of_each_batch.rows(0)]
+        whole = [slice(0, len(slots))]
+        (images, targets), *_ = self._of_memory(memory.slots[slots], whole, augmented, task, *address)
+        samples = torch.from_numpy(memory.slots[own]).to(learner.device)
+        return self._drawn(images, targets, samples, torch.from_numpy(own).to(learner.device), len(slots))
+
+    def _drawn(self, images: Tensor, targets: Tensor, samples: Tensor, slots: Tensor, whole: int) -> Batch:
+        """A batch of exemplars in these slots, with what is stored there now."""
+        return Batch(
+            images,
+            targets,
+            samples,
+            torch.ones_like(samples, dtype=torch.bool),
+            whole=whole,
+            replayed=len(samples),
+            slots=slots,
+            stored=self.learner.stored.rows(slots),
+        )
 
     def number(self, samples: int, batch_size: int | None = None) -> int:
         """The number of batches in an epoch over ``samples`` images; by default of the configured size."""
@@ -191,6 +265,8 @@ class Batches:
         """How many images of the batches of an epoch are exemplars, in all processes."""
         if samples.source is not None:
             return 0
+        if samples.stream:
+            return sum(self.replayed(samples, task, 0, 0))
         config = self.learner.config
         total = len(samples.indices)
         newest = int(self._of_task(task)[samples.indices].sum())
@@ -200,10 +276,26 @@ class Batches:
 
     def first_replayed(self, samples: Sampling, task: int, *address: str | int) -> int:
         """The number of the first whole batch that has exemplars; 0 if none has any."""
+        if samples.stream:
+            return next((number for number, images in enumerate(self.replayed(samples, task, *address)) if images), 0)
         size = samples.batch_size or self.learner.config.batch_size
         order, from_memory = self._order(samples, size, task, *address)
         parts = batch_slices(len(order), size, join=True)
         return next((number for number, part in enumerate(parts) if from_memory[part].any()), 0)
+
+    def replayed(self, samples: Sampling, task: int, *address: str | int) -> list[int]:
+        """How many exemplars each step of an epoch draws from a memory that steps fill, in all processes."""
+        learner = self.learner
+        memory = learner.memory
+        config = learner.config
+        assert isinstance(memory, StreamMemory)
+        size = samples.batch_size or config.batch_size
+        order, _ = self._order(samples, size, task, *address)
+        slices = batch_slices(len(order), size, join=True)
+        sizes = draw_sizes(learner.plan.draws(learner.manager.tasks[task]), config)
+        labels = learner.manager.train_targets[order]
+        counts = replayed_images(memory, labels, slices, sizes, learner.plan.fills_by_step)
+        return [count for count in counts for _ in range(samples.times)]
 
     def _of_task(self, task: int) -> np.ndarray:
         """Whether each training sample is one of the task's own: bool (N,)."""
@@ -213,10 +305,8 @@ class Batches:
         return of_task
 
     def _seed(self, what: str, task: int, *address: str | int) -> int:
-        """The seed of random numbers of an epoch; ``batch_seed`` replaces the run's after the first task."""
-        config = self.learner.config
-        seed = config.seed if config.batch_seed is None or task == 0 else config.batch_seed
-        return seeding.derived_seed(seed, what, task, *address)
+        """The seed of random numbers of an epoch."""
+        return seed_of(self.learner.config, what, task, *address)
 
     def _order(self, samples: Sampling, size: int, task: int, *address: str | int) -> tuple[np.ndarray, np.ndarray]:
         """The samples of an epoch in their order, (n,), and whether each is an exemplar: bool (n,)."""
@@ -234,7 +324,67 @@ class Batches:
             order = epoch_order(indices, True, seed)
         return order, ~of_task[order]
 
-    def _pass(self, samples: Sampling, order: np.ndarray, size: int, task: int, *address: str | int) -> Iterator[tuple]:
+    def _replay(
+        self, samples: Sampling, order: np.ndarray, parts: list[slice], task: int, *address: str | int
+    ) -> Iterator[tuple[tuple[Batch, ...], Entering | None]]:
+        """For each step what is drawn from the memory, and what enters it; the memory is left as it is."""
+        learner = self.learner
+        memory = learner.memory
+        assert isinstance(memory, StreamMemory)
+        config = learner.config
+        draws = learner.plan.draws(learner.manager.tasks[task])
+        labels = learner.manager.train_targets[order]
+        fills = learner.plan.fills_by_step
+        seeds = [self._seed("stream", task, *address)]
+        seeds += [self._seed("slots", task, *address, "draw", number) for number in range(len(draws))]
+        rngs = [np.random.default_rng(seed) for seed in seeds]
+        plan = EpochPlan(memory.copy(), order, labels, parts, samples.times, draw_sizes(draws, config), rngs, fills)
+        enters = [fills and number % samples.times == samples.times - 1 for number in range(len(parts))]
+        uploaded = Uploaded(plan, order, labels, parts, enters, learner.processes, learner.device)
+        passes = []
+        for number, draw in enumerate(draws):
+            exemplars = np.concatenate([np.empty(0, np.int64), *plan.samples[number]])
+            ends = np.cumsum([len(step) for step in plan.samples[number]]).tolist()
+            filled = [slice(start, end) for start, end in zip([0, *ends], ends) if end > start]
+            where = task, *address, "draw", number
+            passes.append(self._of_memory(exemplars, filled, draw.augmented, *where))
+        for step in range(len(parts)):
+            replayed = []
+            for number, images_and_targets in enumerate(passes):
+                chosen = plan.samples[number][step]
+                if len(chosen):
+                    images, targets = next(images_and_targets)
+                    slots = uploaded.drawn[number][step]
+                    of_slots = uploaded.samples[number][step]
+                    replayed.append(self._drawn(images, targets, of_slots, slots, len(chosen)))
+            yield tuple(replayed), uploaded.entering(step)
+
+    def _of_memory(
+        self, exemplars: np.ndarray, slices: list[slice], augmented: bool, task: int, *address: str | int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and targets of exemplars, in these batches."""
+        learner = self.learner
+        return learner.train_source.batches(
+            exemplars,
+            learner.manager.train_targets,
+            len(exemplars),
+            train=augmented,
+            seed=self._seed("replay", task, *address),
+            shuffle=False,
+            share=learner.processes.share_of_each_batch,
+            augmentation=learner.config.augmentation,
+            slices=slices,
+        )
+
+    def _pass(
+        self,
+        samples: Sampling,
+        order: np.ndarray,
+        size: int,
+        slices: list[slice] | None,
+        task: int,
+        *address: str | int,
+    ) -> Iterator[tuple]:
         """One augmentation of the images of an epoch, batch by batch."""
         learner = self.learner
         if samples.source is None:
@@ -242,6 +392,8 @@ class Batches:
             batches = functools.partial(learner.train_source.batches, augmentation=augmentation)
         else:
             batches = samples.source.batches
+        if slices is not None:
+            batches = functools.partial(batches, slices=slices)
         return batches(
             order,
             learner.manager.train_targets if samples.targets is None else samples.targets,

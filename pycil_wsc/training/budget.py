@@ -54,7 +54,8 @@ def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
     per_image, per_exemplar = costs_of_step(learner, task, run)
     learner.spent.per_image = round(per_image)
     learner.spent.per_exemplar = round(per_exemplar)
-    epochs = max(0, left) / (per_image * len(run.phase.indices) + per_exemplar * exemplars)
+    images = run.phase.times * len(run.phase.indices) + (exemplars if run.phase.stream else 0)
+    epochs = max(0, left) / (per_image * images + per_exemplar * exemplars)
     usual, steps = run.steps, max(1, round(epochs * run.batches))
     schedule = run.lr
     run.end_after(steps)
@@ -99,9 +100,9 @@ def costs_of_step(learner: Trainable, task: Task, run: PhaseRun) -> tuple[float,
         address = task.index, run.number, 0
         replayed = learner.batches.first_replayed(phase, *address)
         drawn = next(itertools.islice(learner.batches.of(phase, *address), replayed, None))
-        with cost.measured_before(drawn.replayed):
+        with cost.measured_before(drawn.exemplars):
             batch = learner.before_step(drawn)
-        with cost.measured(len(batch)):
+        with cost.measured(batch):
             backward(batch)
             learner.after_backward(batch, backward)
     backward.clear()
@@ -109,8 +110,8 @@ def costs_of_step(learner: Trainable, task: Task, run: PhaseRun) -> tuple[float,
     for buffer, value in kept:
         buffer.copy_(value)
     assert cost.per_image is not None
-    exemplars = batch.replayed or 0
+    exemplars = batch.exemplars
     before = (cost.per_exemplar or 0) * exemplars
-    sums = torch.tensor([cost.per_image * len(batch), len(batch), before, exemplars], dtype=torch.float64)
+    sums = torch.tensor([cost.per_image * batch.weight, batch.weight, before, exemplars], dtype=torch.float64)
     total, images, before, exemplars = learner.processes.sum_(sums).tolist()
     return total / max(1.0, images), before / max(1.0, exemplars)

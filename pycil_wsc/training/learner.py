@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from pycil_wsc import registry, seeding
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.memory.choices import normalise
 from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.memory.stream import SlotValues, StreamMemory
 from pycil_wsc.data.memory.values import ExemplarValues
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, did_you_mean
@@ -131,14 +133,19 @@ class BaseLearner(nn.Module):
         self.outputs = Outputs(self)
         self.over = Over(processes)
         self.memory = configured_memory(config, self.plan)
+        self.num_known = 0  # classes seen
         self.spent = Spent()
         with seeding.seeded(self.config.seed, "weights"):
             self.network = self.build()
         self._place()
 
     @functools.cached_property
-    def stored(self) -> ExemplarValues:
-        """Values that the method stores for each exemplar. Made at the first use: PyCIL's scripts give data last."""
+    def stored(self) -> Any:
+        """Values that the method stores for each exemplar (:class:`.values.ExemplarValues`), or for each slot of a
+        memory that steps fill (:class:`.stream.SlotValues`). Made at the first use: PyCIL's scripts give data last.
+        """
+        if isinstance(self.memory, StreamMemory):
+            return SlotValues(self.memory, self.device)
         return ExemplarValues(len(self.manager.train_targets), self.device)
 
     # ---- hooks, in the order in which they are called ----------------------------------------------------------------
@@ -149,7 +156,7 @@ class BaseLearner(nn.Module):
 
     def grow(self, task: Task) -> None:
         """Extend the network to the task's classes. When a run resumes, called for each earlier task first."""
-        self.network.grow(task.num_seen)
+        self.network.grow(num_logits(self.config, task, self.manager))
 
     def begin_task(self, task: Task) -> None:
         """Called before training, after :meth:`grow`.
@@ -190,6 +197,14 @@ class BaseLearner(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has a phase, but no loss")
 
+    def to_store(self, batch: Batch, logits: Tensor) -> dict[str, Tensor]:
+        """What is stored with the images of ``batch`` that enter a memory filled by steps: {name: rows (B, ...)}.
+
+        Called after the backward pass and before the step, as ``logits`` (B, classes) are there. A replayed batch has
+        the rows of its exemplars in ``stored``.
+        """
+        return {}
+
     def after_backward(self, batch: Batch, backward: Backward) -> None:
         """Called when the gradients are there, before they are clipped and the optimiser steps.
 
@@ -227,8 +242,9 @@ class BaseLearner(nn.Module):
         return self.network.extract(images)
 
     def classify(self, features: Tensor) -> Tensor:
-        """(B, d) features -> (B, classes) logits."""
-        return self.network.classify(features)
+        """(B, d) features -> (B, classes) logits, of the classes seen."""
+        logits = self.network.classify(features)
+        return logits[:, : self.num_known] if self.config.whole_head else logits
 
     def predict(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, classes) logits."""
@@ -277,8 +293,10 @@ class BaseLearner(nn.Module):
         num_epochs: int = usual_epochs if epochs is None else epochs
         decay: float = usual_decay if weight_decay is None else weight_decay
         optimizer = self._optimizer(parameters or self.network.parameters(), decay)
-        indices = self.batches.indices(task)
-        interval = 1 if c.schedule_unit == "epoch" else 1 / self.batches.number(len(indices))
+        stream = isinstance(self.memory, StreamMemory)
+        indices = self.plan.new_samples(task, self.manager.train_targets) if stream else self.batches.indices(task)
+        times = c.steps_per_batch if stream else 1
+        interval = 1 if c.schedule_unit == "epoch" else 1 / (times * self.batches.number(len(indices)))
         lr = task_schedule(c, first, num_epochs, interval)
         return Phase(
             epochs=num_epochs,
@@ -288,6 +306,8 @@ class BaseLearner(nn.Module):
             loss=self.loss,
             network=self.network,
             mixed=self.plan.mixes,
+            stream=stream,
+            times=times,
         )
 
     def _optimizer(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
@@ -351,6 +371,8 @@ class BaseLearner(nn.Module):
                 infinite or NaN.
         """
         self.grow_for(task)
+        if isinstance(self.memory, StreamMemory):
+            self.memory.limit(num_logits(self.config, task, self.manager))
         if resume:
             self.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
         if self.plan.chooses_first:
@@ -369,6 +391,7 @@ class BaseLearner(nn.Module):
 
     def grow_for(self, task: Task) -> None:
         """:meth:`grow` with the task's random numbers, on the device."""
+        self.num_known = task.num_seen
         with seeding.seeded(self.config.seed, "weights", task.index):
             self.grow(task)
         self._freeze()
@@ -429,7 +452,16 @@ def _complete_plan(cls: type[BaseLearner]) -> None:
 def configured_memory(config: LearnerConfig, plan: MethodPlan) -> ExemplarMemory:
     """An empty memory as configured, of a method with this ``plan``."""
     capacity = functools.partial(capacity_of, config, plan)
-    return ExemplarMemory(config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars, capacity)
+    sizes = config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars, capacity
+    return StreamMemory(*sizes, plan.planned_epochs) if config.by_step else ExemplarMemory(*sizes)
+
+
+def num_logits(config: LearnerConfig, task: Task, manager: TaskSequence) -> int:
+    """The number of logits in ``task``: of the classes seen, or of all that the run will learn.
+
+    Of a list of tasks, which may become longer, all are those of the tasks so far.
+    """
+    return len(manager.class_order) if config.whole_head and not manager.open_ended else task.num_seen
 
 
 def capacity_of(config: LearnerConfig, plan: MethodPlan, num_seen: int) -> int:

@@ -45,6 +45,18 @@ class LearnerOptions:
         affects="accuracy",
         by_method=True,
     )
+    steps_per_batch: int = key(
+        1,
+        "with `memory_update` `step`: optimiser steps on each batch, each with exemplars drawn anew; the batch enters "
+        "the memory after the last",
+        low=1,
+    )
+    head: str | None = key(
+        None,
+        "logits of the network: those of the classes `seen` so far, or `all` that the run will learn, as in Mammoth; "
+        "null: `all` with `memory_update` `step`, else `seen`",
+        choices=(None, "seen", "all"),
+    )
     label_smoothing: float = key(
         0.0,
         "fraction of each target that the cross-entropy spreads evenly over the classes",
@@ -85,3 +97,13 @@ class LearnerConfig(
     wsc: Any  # the options of Weight Space Consolidation, declared by `config`
     convnet_options: Mapping[str, object]  # keyword arguments of the backbone
     options: Any  # an instance of the learner's `Options`
+
+    @property
+    def by_step(self) -> bool:
+        """Whether training steps fill the memory."""
+        return self.memory_update == "step"
+
+    @property
+    def whole_head(self) -> bool:
+        """Whether the network has logits of all classes of the run from the first task on."""
+        return self.by_step if self.head is None else self.head == "all"

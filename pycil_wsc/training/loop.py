@@ -41,6 +41,7 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
     if first:  # a step may cost more or less than that of the first epoch, which counts
         cost.per_image = spent.per_image
         cost.per_exemplar = spent.per_exemplar
+        cost.replays = spent.replays
     monitor.phase_started(task, run, first)
     learner.zero_grad(set_to_none=True)
     for epoch in range(first, run.epochs):
@@ -54,23 +55,27 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
         address = task.index, run.number, epoch, processes.rank
         with seeding.seeded(learner.config.seed, "dropout", *address, device=device):
             for drawn in run.within(epoch, batches):
-                with cost.measured_before(drawn.replayed):
+                with cost.measured_before(drawn.exemplars):
                     batch = learner.before_step(drawn)
-                with cost.measured(len(batch)) if cost.unknown else contextlib.nullcontext():
+                with cost.measured(batch) if cost.lacks(batch) else contextlib.nullcontext():
                     loss, right = backward(batch)
                     total_loss += loss
                     correct += right
+                    rows = learner.to_store(batch, backward.logits) if batch.entering else {}
                     learner.after_backward(batch, backward)
                 clip(phase.optimizer, learner.config.clip_norm)
                 phase.optimizer.step()
                 learner.after_step()
+                if batch.entering:
+                    batch.entering.into(learner.memory, learner.stored, rows, processes)
                 backward.clear()
-                monitor.step(len(batch))
-        spent.images += round(phase.counted_images * run.images / len(phase.indices))
+                monitor.step(batch.weight)
+        spent.images += round(phase.counted_images * run.images / len(phase.indices)) + run.drawn
         replayed = int(processes.sum_(torch.tensor(run.replayed, device=device)).item())
         spent.per_image = cost.per_image
         spent.per_exemplar = cost.per_exemplar
-        spent.operations += (cost.per_image or 0) * run.images + (cost.per_exemplar or 0) * replayed
+        spent.replays = cost.replays
+        spent.operations += (cost.per_image or 0) * (run.images + run.drawn) + (cost.per_exemplar or 0) * replayed
         mean_loss = processes.sum_(total_loss).item() / run.done
         accuracy = 100 * processes.sum_(correct).item() / run.images
         learner.after_epoch(task, run, epoch, mean_loss)

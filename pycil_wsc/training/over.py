@@ -16,16 +16,20 @@ class Over:
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
 
-    def mean(self, values: Tensor, chosen: Tensor, batch: Batch | None = None) -> Tensor:
-        """The mean of ``values`` (n,) where ``chosen``, bool (n,), is set; 0 if it is nowhere.
+    def mean(self, values: Tensor, chosen: Tensor | None = None, batch: Batch | None = None) -> Tensor:
+        """The mean of ``values`` (n,) where ``chosen``, bool (n,), is set, by default of all; 0 if it is nowhere.
 
-        ``batch``: if n is not its number of images. Does not synchronise with the device, as an index by ``chosen``
-        would.
+        ``batch``: if n is not its number of images, as of those that are replayed. Does not synchronise with the
+        device, as an index by ``chosen`` would.
         """
+        if chosen is None and self.processes.count == 1:
+            return values.mean()
+        if chosen is None:
+            chosen = torch.ones_like(values, dtype=torch.bool)
         total = torch.where(chosen, values, 0).sum()
         count = chosen.sum()
         if self.processes.count > 1:
-            own = len(values if batch is None else batch)
+            own = len(values) if batch is None else batch.weight
             count, whole = self.processes.sum(torch.stack([count, torch.full_like(count, own)]))
             total = total * whole / max(own, 1)
         return total / count.clamp(min=1)
@@ -34,7 +38,8 @@ class Over:
         """The sum of ``values`` (any shape) over the whole ``batch``: a scalar."""
         total = values.sum()
         if batch.whole is not None:
-            total = total * (batch.whole / max(len(batch), 1))
+            whole = batch.whole + sum(each.whole or 0 for each in batch.replay)
+            total = total * (whole / max(batch.weight, 1))
         return total
 
     def norm(self, values: Tensor, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pycil_wsc.data.batches.order import batch_slices
+from pycil_wsc.data.batches.order import batch_slices, repeated
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.batches import Batch, Sampling
@@ -46,7 +46,7 @@ class Phase(Sampling):
 
     @property
     def counted_images(self) -> int:
-        """The number of training images of an epoch."""
+        """The number of training images of an epoch, each counted once."""
         return len(self.indices) if self.images is None else self.images
 
 
@@ -60,12 +60,14 @@ class PhaseRun:
         lr: the learning rate at a position in the schedule, in epochs.
         done: the steps of the current epoch so far.
         replayed: the exemplars in these steps, in this process.
+        drawn: those of them that are drawn beside the batches, in all processes.
     """
 
     def __init__(self, phase: Phase, number: int, batch_size: int, by_step: bool) -> None:
         self.phase = phase
         self.number = number
-        self.slices = batch_slices(len(phase.indices), phase.batch_size or batch_size, join=True)
+        size = phase.batch_size or batch_size
+        _, self.slices = repeated(phase.indices, batch_slices(len(phase.indices), size, join=True), phase.times)
         self.by_step = by_step  # whether the learning rate changes with each step, not with each epoch
         self.batches = len(self.slices)
         self.epochs = phase.epochs
@@ -73,6 +75,7 @@ class PhaseRun:
         self.lr = phase.lr
         self.done = 0
         self.replayed = 0
+        self.drawn = 0
 
     def end_after(self, steps: int) -> None:
         """End after this many steps, within an epoch too."""
@@ -83,6 +86,7 @@ class PhaseRun:
         """Set the learning rate of an epoch."""
         self.done = 0
         self.replayed = 0
+        self.drawn = 0
         set_rate(self.phase.optimizer, self.lr(epoch))
 
     def within(self, epoch: int, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -94,7 +98,8 @@ class PhaseRun:
             if self.by_step:
                 set_rate(self.phase.optimizer, self.lr(epoch + step / self.batches))
             self.done = step + 1
-            self.replayed += batch.replayed or 0
+            self.replayed += batch.exemplars
+            self.drawn += sum(each.whole or 0 for each in batch.replay)
             yield batch
 
     @property

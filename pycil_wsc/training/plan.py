@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
+from pycil_wsc.data.batches.order import epoch_order
 from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.training.learner_config import LearnerConfig
+from pycil_wsc.training.replay import Draw, draw_sizes, planned_images, seed_of
 
 
 class Plan:
@@ -31,6 +34,8 @@ class Plan:
         mixes: whether its batches follow ``replay_ratio``.
         needs_new_classes: whether it cannot learn a task that brings only new images of known classes.
         averages: whether it averages the weights itself, so that it cannot be consolidated.
+        memory_updates: the values of ``memory_update`` that it can do; the first one is its default.
+        fills_by_step: with "step", whether each step fills the memory, and not the method itself.
         one_phase: whether each task trains one network in one phase, as consolidation requires.
         expands: whether its network grows with the tasks, or doubles; the report marks it with †.
         consolidates: whether Weight Space Consolidation is a part of it.
@@ -47,6 +52,8 @@ class Plan:
     mixes: bool = True
     needs_new_classes: bool = False
     averages: bool = False
+    memory_updates: tuple[str, ...] = ("task",)
+    fills_by_step: bool = True
     one_phase: bool = True
     expands: bool = False
     consolidates: bool = False
@@ -85,7 +92,19 @@ class Plan:
 
         ``targets``: (N,), the classes of the whole training set.
         """
-        return self.planned_epochs(task) * (len(self.new_samples(task, targets)) + len(memory))
+        epochs = self.planned_epochs(task)
+        samples = self.new_samples(task, targets)
+        if not isinstance(memory, StreamMemory):
+            return epochs * (len(samples) + len(memory))
+        config = self.config
+        seeds = [seed_of(config, "batches", task.index, 0, epoch) for epoch in range(epochs)]
+        orders = (targets[epoch_order(samples, True, seed)] for seed in seeds)
+        sizes = draw_sizes(self.draws(task), config)
+        return planned_images(memory, orders, config.batch_size, config.steps_per_batch, sizes, self.fills_by_step)
+
+    def draws(self, task: Task) -> tuple[Draw, ...]:
+        """What each step draws from a memory that steps fill: a batch of ``batch.replay`` for each."""
+        return (Draw(),)
 
     def quotas(self, task: Task, manager: TaskSequence) -> Sequence[int] | None:
         """The number of exemplars of each class seen after ``task``; None: equally many, as the memory's keys say.

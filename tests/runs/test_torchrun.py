@@ -62,6 +62,7 @@ CASES = {
     "wsc": THREE_TASKS | {"model_name": "wsc", "seed": 1994},
     # means over a part of a batch, stored values, a second backward pass, averages and merges of weights
     **{name: {"model_name": name} for name in ("er_ace", "derpp", "cls_er")},
+    "er": {"model_name": "er", "memory_size": 10, "batch_size": 7, "replay_batch_size": 5},  # steps of odd parts
     "redo": {"model_name": "redo", "convnet_type": "resnet8", "recycle_every": 2, "dormant_threshold": 0.5},
     "sam-flops": {"model_name": "sam", "budget": {"flops_like": "replay"}},
     "foster-oofc": {"model_name": "foster", "oofc": "az", "is_teacher_wa": True, "is_student_wa": True},

@@ -11,6 +11,8 @@ import numpy as np
 from pycil_wsc.classifier.store.bookkeeping import Relabelled
 from pycil_wsc.classifier.store.hashes import digests_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
+from pycil_wsc.data.memory.memory import ExemplarMemory
+from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.stream import kept
 from pycil_wsc.data.types import Split
@@ -102,17 +104,13 @@ def without_exemplars(present: SavedLearner, gone: np.ndarray) -> SavedLearner:
     held, numbers = kept(present.held, np.flatnonzero(~gone))
     learner = present.state["learner"]
     extra = learner["_extra_state"]
-    memory = {label: [number for number in numbers[rows].tolist() if number >= 0] for label, rows in _rows(extra)}
+    memory = StreamMemory if "slots" in extra["memory"] else ExemplarMemory
     stored = {}
     for name, values in extra.get("stored", {}).items():
         left = ~gone[values["indices"].numpy()]
         stored[name] = {part: tensor[left] for part, tensor in values.items()}
-    extra = {**extra, "memory": {**extra["memory"], "classes": memory}, "stored": renumbered(stored, numbers)}
+    extra = {**extra, "memory": memory.renumbered(extra["memory"], numbers), "stored": renumbered(stored, numbers)}
     return present._replace(held=held, state={**present.state, "learner": {**learner, "_extra_state": extra}})
-
-
-def _rows(extra):
-    return [(label, np.array(rows, np.int64)) for label, rows in extra["memory"]["classes"].items()]
 
 
 def counted(

@@ -239,11 +239,11 @@ def train(prepared: Prepared, work: Path) -> Trained:
     before.bar.begin(run.plan)
     with before.bar, threads(config.threads):
         run.learn()
-    held, numbers = kept(stream, run.learner.memory.indices)
+    memory = run.learner.memory
+    held, numbers = kept(stream, memory.indices)
     state = run.state(end_of(run.manager.tasks[-1]))
     extra = state["learner"]["_extra_state"]
-    classes = run.learner.memory.classes
-    extra["memory"]["classes"] = {label: numbers[indices].tolist() for label, indices in classes.items()}
+    extra["memory"] = memory.renumbered(extra["memory"], numbers)
     extra["stored"] = renumbered(extra["stored"], numbers)
     hashes = known_hashes_of((held.train, prepared.bookkeeping.held_out), prepared.hashes)
     return Trained(prepared, SavedLearner(values_of(before.config, prepared.config.tasks), held, state, hashes))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_start_method
 from typing import Any, Protocol
 
@@ -86,6 +86,7 @@ class Source:
         shuffle: bool = True,
         share: Share = WHOLE,
         augmentation: str | None = None,
+        slices: Sequence[slice] | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of one epoch: images float32 (B, 3, H, W) and targets int64 (B,).
 
@@ -99,13 +100,15 @@ class Source:
             shuffle: False: do not shuffle, even with ``train``.
             share: the part of each batch to load. Its images do not depend on how the batches are shared.
             augmentation: with ``train``, another one than that of ``info``.
+            slices: the batches as parts of the order, in place of those of ``batch_size``.
 
         Raises:
             UserError: if a file cannot be read; names the file.
         """
         order = epoch_order(indices, train and shuffle, seed)
         labels = torch.from_numpy(targets[order]).to(self.device)
-        parts = [(batch, share.rows(i)) for i, batch in enumerate(batch_slices(len(order), batch_size, join=train))]
+        batches = batch_slices(len(order), batch_size, join=train) if slices is None else slices
+        parts = [(batch, share.rows(i)) for i, batch in enumerate(batches)]
         kind = (augmentation or self.info.augmentation) if train else None
         for images, batch, rows in self.images_of(order, parts, kind, seed):
             yield self.normalise(images), labels[batch][rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +83,16 @@ def batch_slices(num_samples: int, batch_size: int, join: bool = False) -> list[
     if join and batch_size > 1 and len(starts) > 1 and num_samples - starts[-1] == 1:
         starts.pop()
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], num_samples])]
+
+
+def repeated(order: np.ndarray, slices: Sequence[slice], times: int) -> tuple[np.ndarray, list[slice]]:
+    """An order (n,) in which each batch comes ``times`` times in a row, (times n,), and its batches."""
+    if times == 1:
+        return order, list(slices)
+    repetitions = [batch for batch in slices for _ in range(times)]
+    ends = np.cumsum([size_of(batch) for batch in repetitions]).tolist()
+    again = np.concatenate([order[batch] for batch in repetitions]) if repetitions else order
+    return again, [slice(start, end) for start, end in zip([0, *ends], ends)]
 
 
 def size_of(batch: slice) -> int:

@@ -38,13 +38,22 @@ class ExemplarMemory:
     ) -> None:
         self.fixed, self.per_class, self.total, self.strategy = fixed, per_class, total, strategy
         self._capacity = capacity
-        self.classes: dict[int, np.ndarray] = {}  # class -> indices of its exemplars, most important first
+        self._classes: dict[int, np.ndarray] = {}
         self.seen = 0  # number of samples of all tasks so far
         self.seen_by_class: dict[int, int] = {}  # class -> the number of its samples so far
         self.tasks = 0  # number of tasks whose exemplars are chosen
 
     def __len__(self) -> int:
         return sum(map(len, self.classes.values()))
+
+    @property
+    def classes(self) -> dict[int, np.ndarray]:
+        """Class -> indices of its exemplars, most important first."""
+        return self._classes
+
+    @classes.setter
+    def classes(self, chosen: dict[int, np.ndarray]) -> None:
+        self._classes = chosen
 
     @property
     def indices(self) -> np.ndarray:
@@ -128,6 +137,15 @@ class ExemplarMemory:
         self.seen = state.get("seen", 0)  # missing in weights saved by earlier versions, which are not trained further
         self.seen_by_class = dict(state.get("seen_by_class", {}))  # missing in states of earlier versions
         self.tasks = state.get("tasks", 0)  # missing likewise; no learner then chose before its task's end
+
+    @staticmethod
+    def renumbered(state: State, numbers: np.ndarray) -> State:
+        """The ``state_dict`` where sample ``i`` has become ``numbers[i]``, or was dropped if that is negative."""
+        classes = {}
+        for label, kept in state["classes"].items():
+            new = numbers[np.array(kept, np.int64)]
+            classes[label] = new[new >= 0].tolist()
+        return {**state, "classes": classes}
 
 
 def regrouped(state: State, groups: Sequence[Sequence[int]]) -> State:

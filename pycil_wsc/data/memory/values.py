@@ -71,9 +71,7 @@ def renumbered(state: State, numbers: np.ndarray) -> State:
     """The ``state_dict`` of the same values where sample ``i`` has become ``numbers[i]``."""
     changed = {}
     for name, each in state.items():
-        samples = torch.from_numpy(numbers)[each["indices"]]
-        order = samples.argsort()
-        changed[name] = {"indices": samples[order], "values": each["values"][order]}
+        changed[name] = {"indices": torch.from_numpy(numbers)[each["indices"]], "values": each["values"]}
     return changed
 
 

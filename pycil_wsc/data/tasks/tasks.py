@@ -46,6 +46,7 @@ class TaskSequence:
     """
 
     counted = "classes"  # what a task brings, in words
+    open_ended = False  # whether tasks may be added to a finished run
 
     def __init__(
         self,
@@ -130,6 +131,7 @@ class TaskStream(TaskSequence):
     """
 
     counted = "new classes"
+    open_ended = True
 
     def __init__(self, dataset: Dataset) -> None:
         assert dataset.arrivals is not None

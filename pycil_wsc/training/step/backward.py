@@ -35,6 +35,12 @@ class Backward:
         self.last = self.of(loss or self.phase.loss)
         return self.last(batch)
 
+    @property
+    def logits(self) -> Tensor:
+        """The logits of the last batch, if some of its images enter the memory: (B, classes)."""
+        assert self.last.logits is not None
+        return self.last.logits
+
     def of(self, loss: Callable) -> Passes:
         """The passes of a loss, made at its first use."""
         if loss not in self.passes:
@@ -60,7 +66,7 @@ def passes(learner: Trainable, phase: Phase, loss: Callable, batch_norm_parts: i
         loss = _in_parts(loss, parts)
 
     def compute(batch):
-        with learner.precision.autocast(), single_image_refused(len(batch)):
+        with learner.precision.autocast(), single_image_refused(batch.weight):
             return _checked(loss(batch), phase)
 
     if not alone:

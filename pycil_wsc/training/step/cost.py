@@ -11,6 +11,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from pycil_wsc.training.batches import Batch
+
 
 def convolution_backward(
     outgoing: Tensor,
@@ -81,6 +83,8 @@ class Operations(TorchDispatchMode):
 class StepCost:
     """Floating-point operations of a phase, counted once: of a step per image, and before a step per exemplar.
 
+    An image that is replayed beside the batch counts as one of the step's; the first step that has some is counted.
+
     Counts the forward and backward passes of convolutions and matrix products, including teachers and frozen parts; a
     multiplication and an addition are two operations.
     """
@@ -88,14 +92,23 @@ class StepCost:
     per_image: int | None = None
     per_exemplar: int | None = None  # of the hook `before_step`; None until a batch has had exemplars
 
+    replays = False  # whether the counted step has replayed images beside its batch
+
     @property
     def unknown(self) -> bool:
         return self.per_image is None
 
+    def lacks(self, batch: Batch) -> bool:
+        """Whether a step with this batch is to be counted."""
+        return self.unknown or (self.per_image is not None and bool(batch.replay) and not self.replays)
+
     @contextlib.contextmanager
-    def measured(self, images: int) -> Iterator[None]:
+    def measured(self, batch: Batch | int) -> Iterator[None]:
+        """Count what is done within, for a ``batch`` or so many images."""
         with Operations() as operations:
             yield
+        images = batch if isinstance(batch, int) else batch.weight
+        self.replays = not isinstance(batch, int) and bool(batch.replay)
         self.per_image = operations.total // max(1, images)
 
     @contextlib.contextmanager

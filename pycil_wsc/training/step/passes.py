@@ -17,10 +17,12 @@ class Passes:
 
     def __init__(self, compute: Compute, optimizer: Optimizer):
         self.compute, self.optimizer = compute, optimizer
+        self.logits: Tensor | None = None  # (B, classes), of the last batch
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, logits = self.compute(batch)
         loss.backward()
+        self.logits = logits.detach() if batch.entering else None
         return loss.detach(), (logits.detach().argmax(1) == batch.targets).sum()
 
     def begin_epoch(self) -> None:

@@ -26,7 +26,8 @@ class SharedPasses(Passes):
     ``own_batch_norm``: each process's batch norm normalises its own part; otherwise the whole batch.
 
     Returns this process's part of the mean loss and its number of correct predictions; their sums over processes are
-    those of the whole batch. A process weighs as much as its number of images, which may be 0 in a last batch.
+    those of the whole batch. A process weighs as much as its number of images, those that are replayed included; it may
+    be 0 in a last batch.
     """
 
     def __init__(self, compute: Loss, optimizer: Optimizer, processes: Processes, own_batch_norm: bool) -> None:
@@ -36,14 +37,15 @@ class SharedPasses(Passes):
         self.shared = DistributedDataParallel(_LossModule(compute, parameters), find_unused_parameters=True)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        whole = self.processes.sum(torch.full((), float(len(batch)), device=batch.targets.device))
-        share = len(batch) / whole
+        whole = self.processes.sum(torch.full((), float(batch.weight), device=batch.targets.device))
+        share = batch.weight / whole
         with OwnBatchNorm(share) if self.own_batch_norm else SyncedBatchNorm():
-            loss, logits = self.shared(*batch.tensors, whole=batch.whole)
+            loss, logits = self.shared(*batch.tensors, whole=batch.whole, replay=batch.replay)
             part = loss * share
             (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes
+        self.logits = logits if batch.entering else None
         right = (logits.argmax(1) == batch.targets).sum()
-        return part.detach() if len(batch) else torch.zeros_like(whole), right
+        return part.detach() if batch.weight else torch.zeros_like(whole), right
 
 
 class _LossModule(nn.Module):
@@ -62,6 +64,8 @@ class _LossModule(nn.Module):
         views: tuple[Tensor, ...],
         drawn: tuple[Tensor, ...],
         whole: int | None,
+        replay: tuple[Batch, ...],
     ) -> tuple[Tensor, Tensor]:
-        loss, logits = self.compute(Batch(images, targets, indices, from_memory, views, whole, drawn))
+        batch = Batch(images, targets, indices, from_memory, views, whole, drawn, replay=replay)
+        loss, logits = self.compute(batch)
         return loss, logits.detach()
