@@ -96,6 +96,7 @@ METHODS: dict[str, Callable[[int, int], Options]] = {
     "before, no reset": lambda epochs, length: by_epochs(1, count="since_reset")(epochs, length) | {"reset": None},
     "no average": wsc(average=None),
     "mean": wsc(average=Average(count="since_reset", every=0.04)),
+    "late 1": wsc(average=late(1)),
     "late 3": wsc(average=late(3)),
     "late 8": wsc(average=late(8)),
     "late 16": wsc(average=late(16)),
