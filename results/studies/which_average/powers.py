@@ -1,9 +1,11 @@
 """WSC whose average is also taken with other weights of the samples, in the same training.
 
-OMP_NUM_THREADS=1 python results/studies/which_average/powers.py --config results/studies/which_average/which_average.json --workers 2
+    STUDY=results/studies/which_average
+    OMP_NUM_THREADS=1 python $STUDY/powers.py --config $STUDY/config.json --workers 2
 
-The k-th sample weighs about k ** p. After each task the network is tested with the average of each p; the next task goes
-on from that of ``wsc.average_power``. So all p share their steps, and a difference between them is that of the average.
+The k-th sample weighs about k ** p. After each task the network is tested with the average of each p; the next task
+goes on from that of ``wsc.average_power``. So all p share their steps, and a difference between them is that of the
+average.
 """
 
 import copy

@@ -30,5 +30,5 @@ def test_the_default_power_is_the_run_itself_and_the_others_do_not_change_it(pow
     found = results["wsc_powers"]
     assert found["curve"] == results["wsc"]["curve"] == found["power_32_curve"]
     assert found["train_loss"] == results["wsc"]["train_loss"]
-    files = load(STUDY / "which_average.json")
+    files = load(STUDY / "config.json")
     assert {run.model_name for run in files} == {"wsc_powers"} and len(files) == 30
