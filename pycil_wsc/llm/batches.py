@@ -37,7 +37,7 @@ def _fits(group: list[Example], example: Example, tokens: int, padding: float) -
     return area <= tokens and area - sum(map(len, group)) - len(example) <= padding * area
 
 
-class Batch(NamedTuple):
+class TokenBatch(NamedTuple):
     """A group as token numbers ``ids`` (B, T), in which only the places ``kept`` (K,) predict a learned token.
 
     Padding is on the right and attention is causal, so no mask is needed. ``targets`` (B, K) are the tokens predicted
@@ -50,19 +50,19 @@ class Batch(NamedTuple):
     counts: Tensor
 
 
-def collate(examples: Sequence[Example], pad: int, device: torch.device = torch.device("cpu")) -> Batch:
-    """The group as a :class:`Batch` on ``device``."""
+def collate(examples: Sequence[Example], pad: int, device: torch.device = torch.device("cpu")) -> TokenBatch:
+    """The group as a :class:`TokenBatch` on ``device``."""
     ids = [torch.tensor(example.ids) for example in examples]
     learned = [torch.arange(len(example)) >= example.prompt for example in examples]
     labels = [torch.where(mask, tokens, IGNORED) for mask, tokens in zip(learned, ids, strict=True)]
     targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
     kept = (targets[:, 1:] != IGNORED).any(0).nonzero().squeeze(1)
     counts = torch.tensor([len(example) - example.prompt for example in examples])
-    batch = Batch(pad_sequence(ids, batch_first=True, padding_value=pad), kept, targets[:, kept + 1], counts)
-    return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in batch))
+    batch = TokenBatch(pad_sequence(ids, batch_first=True, padding_value=pad), kept, targets[:, kept + 1], counts)
+    return TokenBatch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in batch))
 
 
-def summed_losses(model: nn.Module, batch: Batch) -> Tensor:
+def summed_losses(model: nn.Module, batch: TokenBatch) -> Tensor:
     """Cross-entropy in fp32, summed over each example's learned tokens: (B,).
 
     Logits, which take most of the memory, are computed for the predicting places only.

@@ -96,7 +96,7 @@ class Before:
         return losses(self.learner.state["history"]) if self.learner else []
 
 
-class Outcome(NamedTuple):
+class UpdateResult(NamedTuple):
     """``state`` and ``answers`` of the updated learner, None if the update was rejected.
 
     ``decision``: that of the gate, None without one.
@@ -107,14 +107,14 @@ class Outcome(NamedTuple):
     decision: Decision | None
 
 
-def updated(before: Before, source: Source) -> Outcome:
+def updated(before: Before, source: Source) -> UpdateResult:
     """Learn one more task, or load it if it was learned in ``out`` before."""
     started = time.perf_counter()
     prepared = prepare(before, source)
     with folder_of_updates(before.out) as folder:
         folders = folders_of(folder, len(prepared.config.tasks), _identity(prepared))
         if folders.rejection.is_file():  # first: ``saved`` may have the next update as this task
-            return Outcome(None, None, read_rejection(folders.rejection))
+            return UpdateResult(None, None, read_rejection(folders.rejection))
         if learner_file.exists(folders.saved):
             remove_unfinished(folders.saved)
             return _restored(prepared, folders.saved)
@@ -352,7 +352,7 @@ def _entry(judged: Judged) -> Entry:
 # ---- publish ---------------------------------------------------------------------------------------------------------
 
 
-def publish(recorded: Recorded, folders: Folders) -> Outcome:
+def publish(recorded: Recorded, folders: Folders) -> UpdateResult:
     """Put the updated learner, or the rejection, where the next start of the script finds it."""
     judged = recorded.judged
     has_folder = judged.trained.prepared.before.out is not None
@@ -360,12 +360,12 @@ def publish(recorded: Recorded, folders: Folders) -> Outcome:
         shutil.rmtree(folders.work, ignore_errors=True)
         if has_folder:  # last: what is in ``work`` is then the next update's
             write_json(folders.rejection, judged.decision)
-        return Outcome(None, None, judged.decision)
+        return UpdateResult(None, None, judged.decision)
     if has_folder:
         learner_file.write(folders.work, recorded.learner)
     os.rename(folders.work, folders.saved)
     remove_unfinished(folders.saved)
-    return Outcome(recorded.learner, judged.answers, judged.decision)
+    return UpdateResult(recorded.learner, judged.answers, judged.decision)
 
 
 # ---- an update that was made before ----------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def _identity(prepared: Prepared) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _restored(prepared: Prepared, saved: Path) -> Outcome:
+def _restored(prepared: Prepared, saved: Path) -> UpdateResult:
     """Load the learner that an earlier process saved in ``saved``, if it was trained on the same task.
 
     That process may have had another gate: the decision is made anew.
@@ -401,12 +401,12 @@ def _restored(prepared: Prepared, saved: Path) -> Outcome:
     learner = learner._replace(config={"tasks": list(config.tasks)})
     answers = answers_of(config, learner)
     if before.accept is None:
-        return Outcome(learner, answers, None)
+        return UpdateResult(learner, answers, None)
     decision = _decision(prepared, learner, answers, right(answers, prepared.bookkeeping.held_out))
     assert decision
     if not decision["accepted"]:
-        return Outcome(None, None, decision)
+        return UpdateResult(None, None, decision)
     *others, entry = learner.bookkeeping.entries or (Entry(),)
     entries = (*others, {**entry, **decision})
     bookkeeping = dataclasses.replace(learner.bookkeeping, entries=entries)
-    return Outcome(learner._replace(bookkeeping=bookkeeping), answers, decision)
+    return UpdateResult(learner._replace(bookkeeping=bookkeeping), answers, decision)
