@@ -11,11 +11,11 @@ from pycil_wsc.config.checks import check
 from pycil_wsc.config.dropped import refuse_dropped
 from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_unknown
-from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.data.options import ALL, STRATEGIES
 from pycil_wsc.errors import UserError, shown
 from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, without_empty_groups
+from pycil_wsc.methods.consolidation.options import WSCKeys
 
 if TYPE_CHECKING:
     from pycil_wsc.training.learner import BaseLearner

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pycil_wsc import registry
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
@@ -24,10 +23,17 @@ from pycil_wsc.keys import (
     select,
     up_to_date,
 )
+from pycil_wsc.methods.consolidation.options import WSCKeys
 from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.training.learner_config import CONSOLIDATED as CONSOLIDATED
-from pycil_wsc.training.learner_config import LearnerConfig, LearnerOptions
-from pycil_wsc.training.options import BudgetOptions, DeviceOptions, OptimizerOptions, ScheduleOptions
+from pycil_wsc.training.learner_config import (
+    BudgetOptions,
+    DeviceOptions,
+    LearnerConfig,
+    LearnerOptions,
+    OptimizerOptions,
+    ScheduleOptions,
+)
 
 if TYPE_CHECKING:
     from pycil_wsc.training.learner import BaseLearner

@@ -24,7 +24,7 @@ from pycil_wsc.keys import (
     up_to_date,
     without_empty_groups,
 )
-from pycil_wsc.training.options import DeviceOptions
+from pycil_wsc.training.learner_config import DeviceOptions
 
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 MERGES = ("avg_offline", "avg_online", "slerp", "task_arithmetic", "magmax")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.prediction import best_classes, nearest_means
+from pycil_wsc.training.outputs import best_classes, nearest_means
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from pycil_wsc.files import Json
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.state import State
-from pycil_wsc.training.spent import Spent
+from pycil_wsc.training.step.cost import Spent
 
 EXTRA = "_extra_state"  # torch's name in a module's ``state_dict()`` for what its ``get_extra_state()`` returned
 MEMORY = "memory"

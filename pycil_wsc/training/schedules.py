@@ -6,7 +6,28 @@ An epoch may be a fraction: with ``schedule_unit`` "iteration" the rate is set b
 import math
 from collections.abc import Callable, Sequence
 
+from pycil_wsc.training.learner_config import ScheduleOptions
+
 Schedule = Callable[[float], float]  # epoch -> learning rate
+
+
+def task_schedule(config: ScheduleOptions, first: bool, epochs: int, interval: float) -> Schedule:
+    """The learning rate in a task of ``epochs`` epochs, for a rate that is set every ``interval`` epochs.
+
+    ``first``: whether this is the first task, whose keys begin with ``init``.
+    """
+    base, milestones, decay = (
+        (config.init_lr, config.init_milestones, config.init_lr_decay)
+        if first
+        else (config.lrate, config.milestones, config.lrate_decay)
+    )
+    if config.scheduler == "cosine":
+        schedule = cosine_lr(base, epochs, config.min_lr, config.warmup_epochs)
+    elif config.scheduler == "restarts":
+        schedule = restarting_lr(base, config.min_lr)
+    else:
+        schedule = step_lr(base, milestones, decay)
+    return warmed_lr(schedule, config.warmup_epochs, interval)
 
 
 def step_lr(base: float, milestones: Sequence[int], decay: float) -> Schedule:

@@ -16,7 +16,7 @@ from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.precision import Precision
 from pycil_wsc.training.processes import Processes
-from pycil_wsc.training.spent import Spent
+from pycil_wsc.training.step.cost import Spent
 
 
 class Trainable(Protocol):

@@ -78,7 +78,7 @@ def test_the_top_classes_are_those_of_the_greatest_probabilities(of_arrays):
 
 
 def test_of_equally_likely_classes_the_one_of_predict_is_on_top(of_arrays):
-    """By :func:`pycil_wsc.training.prediction.best_classes`; torch breaks ties in another way for another k."""
+    """By :func:`pycil_wsc.training.outputs.best_classes`; torch breaks ties in another way for another k."""
     answers, images = of_arrays[0].answers, of_arrays[1][:7]
     equal = Answers(answers.classifier, [f"class {number}" for number in range(12)])
     for worst in range(12):

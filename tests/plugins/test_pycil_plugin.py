@@ -15,8 +15,8 @@ import torch
 from support import fresh
 from torch import nn
 
-from pycil_wsc.config.wsc import WSCKeys
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, recompute_batch_norm
+from pycil_wsc.methods.consolidation.options import WSCKeys
 from pycil_wsc.plugins import pycil
 from pycil_wsc.training.schedules import held_lr, step_lr
 

@@ -14,7 +14,7 @@ from pycil_wsc.classifier.predict.classifier import Classifier
 from pycil_wsc.classifier.predict.images import Images, Key, Transform
 from pycil_wsc.classifier.predict.model import Model
 from pycil_wsc.errors import UserError
-from pycil_wsc.training.prediction import best_classes
+from pycil_wsc.training.outputs import best_classes
 
 UNKNOWN = "unknown"
 

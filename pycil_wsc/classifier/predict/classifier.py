@@ -12,7 +12,7 @@ from pycil_wsc.data.images.parallel import at_most_one_per_core
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.prediction import best_classes
+from pycil_wsc.training.outputs import best_classes
 
 
 class Classifier(nn.Module):

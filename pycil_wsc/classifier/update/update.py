@@ -58,7 +58,7 @@ from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run, end_of, losses
 from pycil_wsc.seeding import lock_of_threads
 from pycil_wsc.training.learner import capacity_of
-from pycil_wsc.training.prediction import best_classes
+from pycil_wsc.training.outputs import best_classes
 
 ONE_AT_A_TIME = lock_of_threads()  # training draws from the random generators of the process
 

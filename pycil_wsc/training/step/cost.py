@@ -1,4 +1,4 @@
-"""The arithmetic cost of a training step, independent of the machine and its load."""
+"""The arithmetic cost of training, independent of the machine and its load: of a step, and of all so far."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 
 
@@ -120,3 +121,36 @@ class StepCost:
         with Operations() as operations:
             yield
         self.per_exemplar = operations.total // exemplars
+
+
+class Spent:
+    """What a learner's training has cost so far, a part of its state: training images and operations of all tasks, and
+    what the phases of the current task began with.
+
+    Attributes:
+        images: training images, over all epochs.
+        operations: floating-point operations.
+        per_image: operations per image of the current phase; None before they are counted.
+        per_exemplar: those per exemplar of a batch, before a step; likewise.
+        replays: whether the counted step has replayed images beside its batch.
+        task: the task of ``begun``.
+        begun: for each of its phases that has begun, the ``operations`` before it, the planned ``images`` of the phases
+            before it, and its ``own``.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.operations = 0
+        self.per_image: int | None = None
+        self.per_exemplar: int | None = None
+        self.replays = False
+        self.task = -1
+        self.begun: list[dict[str, float]] = []
+
+    def state_dict(self) -> State:
+        return {"task": self.task, "begun": [dict(phase) for phase in self.begun], "replays": self.replays}
+
+    def load_state_dict(self, state: State) -> None:
+        self.task = state["task"]
+        self.begun = [dict(phase) for phase in state["begun"]]
+        self.replays = state.get("replays", False)  # missing in states of earlier versions

@@ -15,7 +15,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.batches import Batches
-from pycil_wsc.training.optimization import task_schedule
+from pycil_wsc.training.schedules import task_schedule
 from pycil_wsc.training.step.cost import Operations
 
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and parameter groups from the configuration."""
+"""Parameter groups of optimisers: from the configuration, their learning rates, and the norm of their gradients."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,29 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pycil_wsc.training.options import OptimizerOptions, ScheduleOptions
-from pycil_wsc.training.schedules import Schedule, cosine_lr, restarting_lr, step_lr, warmed_lr
+from pycil_wsc.training.learner_config import OptimizerOptions
 
 Group = dict[str, Any]  # a parameter group of torch's optimisers
-
-
-def task_schedule(config: ScheduleOptions, first: bool, epochs: int, interval: float) -> Schedule:
-    """The learning rate in a task of ``epochs`` epochs, for a rate that is set every ``interval`` epochs.
-
-    ``first``: whether this is the first task, whose keys begin with ``init``.
-    """
-    base, milestones, decay = (
-        (config.init_lr, config.init_milestones, config.init_lr_decay)
-        if first
-        else (config.lrate, config.milestones, config.lrate_decay)
-    )
-    if config.scheduler == "cosine":
-        schedule = cosine_lr(base, epochs, config.min_lr, config.warmup_epochs)
-    elif config.scheduler == "restarts":
-        schedule = restarting_lr(base, config.min_lr)
-    else:
-        schedule = step_lr(base, milestones, decay)
-    return warmed_lr(schedule, config.warmup_epochs, interval)
 
 
 def parameter_groups(

@@ -1,4 +1,6 @@
-"""The keys ``wsc.*`` of a class-incremental run, composed of the options that subpackages declare."""
+"""The keys ``wsc.*`` of a class-incremental run: those of any program that trains by epochs, those of the rival scores
+and resets (:mod:`pycil_wsc.studies.options`), and the triggers that end the warm-up. Reading them needs no torch.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -7,13 +9,12 @@ from pycil_wsc import keys
 from pycil_wsc.consolidation.options import EpochOptions
 from pycil_wsc.keys import again
 from pycil_wsc.studies.options import RivalOptions
-from pycil_wsc.training.options import TriggerOptions
 
 key = partial(keys.key, decides="later tasks")  # a consolidated first task (`first_task`) is not shared between runs
 
 
 @dataclass(frozen=True)
-class WSCKeys(TriggerOptions, RivalOptions, EpochOptions):
+class WSCKeys(RivalOptions, EpochOptions):
     """Options of Weight Space Consolidation on a learner, with the scores and resets that need data or the network."""
 
     importance: str = key(
@@ -30,3 +31,16 @@ class WSCKeys(TriggerOptions, RivalOptions, EpochOptions):
     reset_every: str | int = again(EpochOptions, "reset_every", studied=3)
     average: bool = again(EpochOptions, "average", studied=4)
     retain: float = again(EpochOptions, "retain", studied=5)
+    trigger: str = key(
+        "warmup",
+        "what ends the warm-up: a fraction of the epochs (`warmup`), or a plateau of the `training_loss` or of the loss"
+        " on `held_out` exemplars; without a plateau the task is trained as by Replay",
+        choices=("warmup", "training_loss", "held_out"),
+    )
+    patience: int = key(3, "a plateau is this many epochs without a new lowest loss", low=1)
+    held_out: float = key(
+        0.1,
+        "`held_out`: fraction of each class's exemplars excluded from training, at least one",
+        low=0,
+        high=0.5,
+    )
