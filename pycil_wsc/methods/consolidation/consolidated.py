@@ -138,7 +138,7 @@ class Consolidated(Scoring):
             self.replacement = rule.attach(run.phase.optimizer)  # after the consolidation, which so sees a step first
         if wsc.warmup_steps is None:
             self.warm_epochs = math.inf
-            self.plateau = Plateau(options.patience)
+            self.plateau = Plateau(options.patience, options.min_delta)
         else:
             self.warm_epochs = options.held_from(run.epochs, wsc.warmup_steps)
         if options.holds_rate:

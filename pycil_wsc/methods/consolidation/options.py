@@ -38,6 +38,7 @@ class WSCKeys(RivalOptions, EpochOptions):
         choices=("warmup", "training_loss", "held_out"),
     )
     patience: int = key(3, "a plateau is this many epochs without a new lowest loss", low=1)
+    min_delta: float = key(0.0, "a loss is a new lowest one if it is lower by more than this", low=0)
     held_out: float = key(
         0.1,
         "`held_out`: fraction of each class's exemplars excluded from training, at least one",

@@ -16,14 +16,21 @@ from pycil_wsc.training.learner_config import LearnerConfig
 
 
 class Plateau:
-    """A loss that has not improved on its minimum for ``patience`` epochs."""
+    """A loss that has not improved on its minimum by more than ``min_delta`` for ``patience`` epochs."""
 
-    def __init__(self, patience: int) -> None:
-        self.patience, self.least, self.since = patience, math.inf, 0
+    def __init__(self, patience: int, min_delta: float = 0.0) -> None:
+        self.patience = patience
+        self.min_delta = min_delta
+        self.least = math.inf
+        self.since = 0
 
     def reached(self, loss: float) -> bool:
         """Record the loss of an epoch; returns whether the plateau is reached."""
-        self.least, self.since = (loss, 0) if loss < self.least else (self.least, self.since + 1)
+        if loss < self.least - self.min_delta:
+            self.least = loss
+            self.since = 0
+        else:
+            self.since += 1
         return self.since >= self.patience
 
     def state_dict(self) -> State:

@@ -1,10 +1,12 @@
 """When the warm-up ends: after a fraction of the epochs, or at a plateau of the loss."""
 
+import json
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from structure import ROOT
 from support.methods import SILENT
 from support.plain_loop import snapshot, start, train
 from support.small_runs import killed_at, without_measurements, write
@@ -18,7 +20,7 @@ from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.batches import Batches
+from pycil_wsc.training.batches import Batches, Sampling
 from pycil_wsc.training.learner import BaseLearner
 
 # ---- in any loop -----------------------------------------------------------------------------------------------------
@@ -157,6 +159,83 @@ def test_a_plateau_is_the_fixed_warmup_of_as_many_epochs(settings, monkeypatch):
     fixed = run(settings, **{"wsc.warmup": 1 / 6}).execute()
     assert ours["warmup_epochs"] == [1, 1]
     assert ours["train_loss"] == fixed["train_loss"] and ours["matrix"] == fixed["matrix"]
+
+
+def test_a_plateau_needs_a_gain_of_more_than_the_least_one():
+    """0.5 and 0.25 are exact: a gain of exactly ``min_delta`` is none."""
+    plateau = Plateau(2, min_delta=0.25)
+    assert [plateau.reached(loss) for loss in (2.0, 1.5, 1.25, 1.0, 1.0, 0.9)] == [False] * 5 + [True]
+
+
+RELEASED = ROOT / "exps/paper/released_code.json"
+
+
+@pytest.mark.parametrize("reset", ["blend", "none"])
+def test_the_file_of_the_released_code_is_its_schedule_of_torchs_own_classes(reset, settings, monkeypatch):
+    """A slow twin: replay by hand, a trim per tensor, and torch's ``SWALR`` and ``AveragedModel`` from then on."""
+    released = json.loads(RELEASED.read_text())
+    keys = {f"wsc.{name}": value for name, value in released["wsc"].items()} | {"wsc.reset": reset, "wsc.patience": 1}
+    short = {
+        "epochs": 9,
+        "milestones": [1],
+        "lrate_decay": 0.1,
+        "lrate": 0.1,
+        "memory_per_class": 4,
+        "precision": "fp32",
+    }
+    ours, twin = (run(settings, **short, **keys).learner for _ in range(2))
+    first, second, _ = ours.manager.tasks
+    for learner in (ours, twin):
+        learner.learn(first, SILENT)
+    losses = iter([3.0, 2.0, 1.99995, 1.0, 0.5, 0.25, 0.1, 0.05])  # the third is no gain of more than 1e-4
+    monkeypatch.setattr("pycil_wsc.methods.consolidation.consolidated.mean_loss", lambda *_: next(losses))
+    ours.learn(second, SILENT)
+    assert ours.warmups == [None] * (len(ours.warmups) - 1) + [3]
+
+    twin.grow_for(second)
+    network = twin.network
+    before = snapshot(network)
+    held = held_out_exemplars(twin, second)
+    indices = np.setdiff1d(np.concatenate([second.train_indices, twin.memory.indices]), held)
+    optimizer = torch.optim.SGD(
+        network.parameters(), lr=0.1, momentum=twin.config.momentum, weight_decay=twin.config.weight_decay
+    )
+    first_moment = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+    second_moment = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+    mean = None
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1], gamma=0.1)
+    for epoch in range(9):
+        network.train()
+        for batch in twin.batches.of(Sampling(indices=indices), 1, 0, epoch):
+            optimizer.zero_grad()
+            cross_entropy(network(batch.images), batch.targets).backward()
+            if mean is None:
+                for name, p in network.named_parameters():
+                    first_moment[name] = 0.9 * first_moment[name] + 0.1 * p.grad
+                    second_moment[name] = 0.999 * second_moment[name] + 0.001 * p.grad**2
+            optimizer.step()
+        if epoch == 2:  # the plateau
+            if reset == "blend":
+                trim(network, before, first_moment, second_moment)
+            mean = torch.optim.swa_utils.AveragedModel(network)
+            scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.1, anneal_epochs=5, anneal_strategy="cos")
+        if mean is not None:
+            mean.update_parameters(network)
+        scheduler.step()
+    for name, p in mean.module.named_parameters():
+        torch.testing.assert_close(dict(ours.network.named_parameters())[name], p, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def trim(network, before, first_moment, second_moment):
+    """theta <- (theta + its value before the task) / 2, but for the fifth of each tensor with the highest scores."""
+    for name, p in network.named_parameters():
+        score = (first_moment[name].abs() * second_moment[name]).flatten()  # bias corrections are common factors
+        kept = score.argsort(descending=True, stable=True)[: round(0.2 * p.numel())]
+        blended = (p + before[name]) / 2
+        flat = blended.flatten()
+        flat[kept] = p.flatten()[kept]
+        p.copy_(flat.view_as(p))
 
 
 def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypatch):
