@@ -225,10 +225,8 @@ def own_modules() -> list[str]:
     return [name for name in modules if name not in _broken]
 
 
-_NO_PROMPTS = "; methods that learn prompts are not built in, see docs/pretrained.md for what is"
 NOTES = {
     "derpp": " ('der' is PyCIL's, which expands the network; Mammoth's der is derpp with beta 0)",
-    **dict.fromkeys(("l2p", "dualprompt", "coda_prompt", "codaprompt"), _NO_PROMPTS),
 }
 learners = Registry("model_name", _modules_in("methods"), NOTES)
 learner_defaults = Registry("model_name", _modules_in("methods"))

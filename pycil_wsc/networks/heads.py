@@ -27,22 +27,47 @@ class IncrementalHead(nn.Linear):
         """Grow to ``num_classes`` rows, and to ``in_features`` columns if given; old weights are kept exactly."""
         rows, columns = self.out_features, self.in_features
         width = in_features or columns
-        bound = math.sqrt(3 / width)
         below, beside = (
-            torch.empty(shape, dtype=self.weight.dtype)
-            .uniform_(-bound, bound)
-            .to(self.weight.device)  # the same on every device
+            self.initial_weights(shape, width).to(self.weight.device)  # the same on every device
             for shape in ((num_classes - rows, width), (rows, width - columns))
         )
+        biases = self.initial_biases(num_classes - rows, width)
         self.weight = nn.Parameter(torch.cat([torch.cat([self.weight, beside], 1), below]))
-        self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(num_classes - rows)]))
+        self.bias = nn.Parameter(torch.cat([self.bias, biases.to(self.bias.device)]))
         self.out_features, self.in_features = num_classes, width
+
+    def initial_weights(self, shape: tuple[int, int], width: int) -> Tensor:
+        """New weights of rows of ``width``."""
+        bound = math.sqrt(3 / width)
+        return torch.empty(shape, dtype=self.weight.dtype).uniform_(-bound, bound)
+
+    def initial_biases(self, rows: int, width: int) -> Tensor:
+        """New biases: (rows,)."""
+        return torch.zeros(rows, dtype=self.bias.dtype)
 
     @torch.no_grad()
     def align(self, num_old: int, factor: float = 1.0) -> None:
         """Scale the rows from ``num_old`` on to ``factor`` times the mean norm of the old rows (Zhao et al., 2020)."""
         norms = self.weight.norm(dim=1)
         self.weight[num_old:] *= factor * norms[:num_old].mean() / norms[num_old:].mean()
+
+
+class NormalHead(IncrementalHead):
+    """Its new weights are normal with a deviation of 0.02, as those of timm's transformers."""
+
+    def initial_weights(self, shape: tuple[int, int], width: int) -> Tensor:
+        return nn.init.trunc_normal_(torch.empty(shape, dtype=self.weight.dtype), std=0.02)
+
+
+class LinearHead(IncrementalHead):
+    """Its new weights and biases are uniform in +-1 / sqrt(in_features), as those of ``nn.Linear``."""
+
+    def initial_weights(self, shape: tuple[int, int], width: int) -> Tensor:
+        bound = 1 / math.sqrt(width)
+        return torch.empty(shape, dtype=self.weight.dtype).uniform_(-bound, bound)
+
+    def initial_biases(self, rows: int, width: int) -> Tensor:
+        return self.initial_weights((rows, 1), width).flatten()
 
 
 class CosineHead(nn.Module):

@@ -9,6 +9,7 @@ from pycil_wsc.data.batches.order import epoch_order
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
+from pycil_wsc.networks.tuning.transformer import check_transformer
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.replay import Draw, draw_sizes, planned_images, seed_of
 
@@ -40,6 +41,7 @@ class Plan:
         expands: whether its network grows with the tasks, or doubles; the report marks it with †.
         consolidates: whether Weight Space Consolidation is a part of it.
         measures_quotas: whether the numbers of exemplars depend on the trained network, so that a run plans again.
+        tunes: whether it tunes a vision transformer of timm from outside, which ``convnet_type`` must then be.
         plain_first_task: whether the first task is plain cross-entropy, so that learners may share its trained weights.
         epoch_keys: the keys whose sum is the number of epochs of a later task.
         own_schedules: of these, the keys of phases whose learning rate has a schedule of its own.
@@ -58,6 +60,7 @@ class Plan:
     expands: bool = False
     consolidates: bool = False
     measures_quotas: bool = False
+    tunes: bool = False
     plain_first_task: bool = False
     epoch_keys: tuple[str, ...] = ("epochs",)
     own_schedules: tuple[str, ...] = ()
@@ -70,6 +73,8 @@ class Plan:
 
     def check_backbone(self, backbone: nn.Module) -> None:
         """Raise :class:`UserError` if the method cannot use ``backbone``. Called before anything is trained."""
+        if self.tunes:
+            check_transformer(backbone, self.config.convnet_type)
 
     def also_reads(self) -> set[str]:
         """Which of ``memory_size`` and ``memory_per_class`` the method reads whatever ``fixed_memory`` is."""

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from support.months import MONTHS, NAMES, TEMPLATES, listed, month, photos, weights
 from support.small_learners import FILES, SMALL, arrays, assert_same, january, learned, shelf
-from support.small_runs import executed, killed_at, waiting_at
+from support.small_runs import executed, killed_at, suited, waiting_at
 from torch.utils.data import Subset
 
 import pycil_wsc
@@ -47,7 +47,7 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
         months[1] = month(tmp_path / "again.npz", MONTHS[0], 1)
         classes.remove("bee")
     keys = {"class_means": "exemplars"} if name == "coil" else {}  # by default of images that are gone
-    keys |= {"init_epoch": 2, "epochs": 2, "batch_size": 16, "checkpoint_seconds": 3600}
+    keys |= {"init_epoch": 2, "epochs": 2, "batch_size": 16, "checkpoint_seconds": 3600} | suited(name)
     folder, result = executed(listed(tmp_path, months, model_name=name, nme=False, **keys))
     assert len(result["curve"]) == len(months) and np.isfinite(result["train_loss"][-1]).all()
     learner = learned(months[0], name=name, **keys)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.small_runs import suited
 
 import pycil_wsc.llm.config  # noqa: F401  # with it, files of language models are loaded
 from pycil_wsc import registry
@@ -528,8 +529,8 @@ BAD = {
     "; correct the file": '{"seed": [1 2]}',
     "unknown model_name 'der++'; did you mean 'derpp'? ('der' is PyCIL's": {"model_name": "der++"},
     "unknown model_name 'ER-ACE'; did you mean 'er_ace'?": {"model_name": "ER-ACE"},
-    "unknown model_name 'l2p'; known: acil": {"model_name": "l2p"},
-    "methods that learn prompts are not built in": {"model_name": "l2p"},
+    "unknown model_name 'l2'; did you mean 'l2p'?": {"model_name": "l2"},
+    "unknown model_name 'codaprompt'; did you mean 'coda_prompt'?": {"model_name": "codaprompt"},
     "... (1000000 characters)'; known: IL_batch_size": {"k" * 1_000_000: 1},
     "... (1000000 characters)'; known: acil": {"model_name": "k" * 1_000_000},
     "... (1000000 characters)'; known: cifar10": {"dataset": "k" * 1_000_000},
@@ -681,7 +682,7 @@ def test_every_key_that_a_backbone_reads_makes_it_another_one_to_check(name):
             read.add(attribute)
             return getattr(config, attribute)
 
-    config = resolve({"model_name": name, "convnet_type": "resnet8"})
+    config = resolve({"model_name": name, "convnet_type": "resnet8", "pretrained": False} | suited(name))
     configured_learner(config).Plan(Recorder()).check_backbone(configured_backbone(Recorder(), 32, False))
     assert "convnet_type" in read and read <= {"convnet_options", *declared(BackboneOptions)}
 

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from support.small_runs import results, write
+from support.small_runs import results, suited, write
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -122,7 +122,12 @@ def test_a_few_steps_of_every_method_tell_what_its_phases_would_train_on(keys, s
     monkeypatch.setattr(speed, "WARM_UP", 2)
     monkeypatch.setattr(speed, "TIMED", 2)
     monkeypatch.setattr(BaseLearner, "after_step", lambda learner: steps.append(learner.config.seed))
-    config = resolve(settings | {"init_cls": 1, "increment": 1, "max_tasks": 4, "batch_size": 2, "nme": False} | keys)
+    config = resolve(
+        settings
+        | {"init_cls": 1, "increment": 1, "max_tasks": 4, "batch_size": 2, "nme": False}
+        | suited(keys["model_name"])
+        | keys
+    )
     dataset = Datasets().of(config)
     watch = speed.measure(config, dataset)
     plan = plan_of(config, tasks_of(dataset, config))

@@ -30,6 +30,7 @@ from support.small_runs import (
     run_of,
     small_data,
     stopped,
+    suited,
     undrawn,
     wait_until,
     waiting_at,
@@ -760,6 +761,7 @@ def test_every_learner_learns_tasks_of_unequal_size_at_the_planned_cost(name, me
     """Of three, two and one class; with a quota above the class size, and without memory if the learner can do so."""
     keys = {"model_name": name, "memory_per_class": memory, "epochs": 1, "checkpoint_seconds": 3600}
     keys |= {"fixed_memory": True, "m_rate_list": [0.0], "c_rate_list": [0.0]}  # RMM's rates would change the memory
+    keys |= suited(name)
     config, result = learned(settings | keys, small_data(tmp_path / "six.npz", per_class=6), 6, 3, 2)
     assert result["images_trained"] == planned_images(config, tasks_of(load_dataset(config.dataset, "."), config))
     uses_memory = registry.learners[name].Plan.uses_memory

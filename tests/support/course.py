@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import simulated_device
 import torch
-from support.small_runs import SETTINGS, uncounted
+from support.small_runs import SETTINGS, suited, uncounted
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
@@ -75,7 +75,7 @@ class Course:
     """
 
     def __init__(self, name, data, device):
-        keys = SETTINGS | USUAL | {"dataset": f"npz:{data}", "model_name": name, "device": device}
+        keys = SETTINGS | USUAL | suited(name) | {"dataset": f"npz:{data}", "model_name": name, "device": device}
         epochs = ["init_epoch", *registry.learners[name].Plan.epoch_keys]
         self.configs = [resolve(keys | pair | dict.fromkeys(epochs, pair["epochs"])) for pair in pairs_of(name)]
         self.device, config = resolved_device(device), self.configs[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.months import MONTHS, month
-from support.small_runs import Killed
+from support.small_runs import Killed, suited
 
 from pycil_wsc.classifier.learner import Learner
 
@@ -62,7 +62,7 @@ def arrays(source, part="train"):
 
 def learned(*sources, name="wsc", **keys):
     own = {"class_means": "exemplars"} if name == "coil" else {}  # by default of images that are gone
-    learner = Learner(name, **SMALL | own | keys)
+    learner = Learner(name, **SMALL | own | suited(name) | keys)
     for source in sources:
         learner.learn(source)
     return learner

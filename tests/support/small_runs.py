@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from main import main
+from pycil_wsc import registry
 from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.launch.attempt import Datasets, execute
@@ -122,9 +123,33 @@ LARGER = {  # with "tiny" as it is they learn little in so few epochs
 }
 
 
+TRANSFORMER = {  # for images of 8 pixels
+    "convnet_type": "timm:test_vit",
+    "image_size": 8,
+    "convnet_options.patch_size": 4,
+    "convnet_options.embed_dim": 16,
+    "convnet_options.depth": 2,
+    "convnet_options.num_heads": 2,
+    "convnet_options.mlp_ratio": 1,
+    "pretrained": False,
+    "init_lr": 0.01,
+    "lrate": 0.01,
+}
+OF_TWO_BLOCKS = {
+    "aper_adapter": {"ffn_num": 4},
+    "coda_prompt": {"prompt_param": [12, 4, 0.1]},
+    "dualprompt": {"g_prompt_layer_idx": [0], "e_prompt_layer_idx": [1]},
+}
+
+
+def suited(name):
+    """The backbone of a method that needs a vision transformer, and keys that suit it; others have none."""
+    return TRANSFORMER | OF_TWO_BLOCKS.get(name, {}) if registry.learners[name].Plan.tunes else {}
+
+
 def stopped(name):
     """Keys of the runs of a learner that tests stop, load and compare with."""
-    return STOPPED | (FASTER if name in PROTOTYPES else {}) | LARGER.get(name, {})
+    return STOPPED | (FASTER if name in PROTOTYPES else {}) | LARGER.get(name, {}) | suited(name)
 
 
 def once(path: Path, make):

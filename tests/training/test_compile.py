@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from support.small_runs import ROOT, Quadrants, killed_at, without_checkpoints, without_measurements
+from support.small_runs import ROOT, Quadrants, killed_at, suited, without_checkpoints, without_measurements
 from torch import nn
 
 from pycil_wsc import registry
@@ -58,7 +58,7 @@ compiler = pytest.mark.skipif(not shutil.which("c++"), reason="torch's compiler 
 
 
 def run(settings, **keys):
-    config = resolve(settings | SHORT | keys)
+    config = resolve(settings | SHORT | suited(keys.get("model_name", "wsc")) | keys)
     return Run(config, Datasets().of(config), lambda progress: None)
 
 

@@ -1,0 +1,94 @@
+"""What L2P, DualPrompt and CODA-Prompt share: a frozen transformer is asked twice, for a query and with prompts."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.networks.heads import IncrementalHead
+from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.networks.tuning.transformer import TunedTransformer
+from pycil_wsc.training.batches import Batch
+from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.phase import PhaseRun
+from pycil_wsc.training.step.cost import Operations
+
+
+class PromptedNet(IncrementalNet):
+    """A transformer whose prompts depend on its own features of the image; a method says how.
+
+    ``backbone`` is the :class:`.TunedTransformer`.
+    """
+
+    backbone: TunedTransformer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, backbone: TunedTransformer, head: type[IncrementalHead], prompts: nn.Module):
+        super().__init__(backbone, head)  # pyright: ignore[reportArgumentType]
+        self.prompts = prompts
+
+    def queries(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, d): the features of the pre-trained transformer, without gradients."""
+        return self.backbone.untuned(images)
+
+    def prompted(self, images: Tensor, queries: Tensor) -> Tensor:
+        """(B, 3, H, W) images and their (B, d) queries -> (B, d) features of a test."""
+        raise NotImplementedError
+
+    def extract(self, images: Tensor) -> Tensor:
+        return self.prompted(images, self.queries(images))
+
+
+class PromptedLearner(BaseLearner):
+    """Cross-entropy over the new classes; over all classes seen, once there are exemplars.
+
+    The queries of training images that are not augmented are computed once per task.
+    """
+
+    class Plan(BaseLearner.Plan):
+        tunes = True
+
+    network: PromptedNet  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def begin_task(self, task: Task) -> None:
+        self.first = 0 if len(self.memory) else self.first_class(task)
+        self.query_table: Tensor | None = None
+
+    def begin_phase(self, task: Task, run: PhaseRun) -> None:
+        super().begin_phase(task, run)
+        if not augments(self):
+            with Operations() as operations:
+                self.query_table = self.queries_of(run.phase.indices)
+            self.spent.operations += self.processes.count * operations.total
+
+    @torch.no_grad()
+    def queries_of(self, indices: np.ndarray) -> Tensor:
+        """The queries of training images, in the rows of their numbers: (N, d), 0 elsewhere."""
+        self.eval()
+        targets = self.manager.train_targets
+        parts = []
+        for images, _ in self.train_source.batches(indices, targets, self.config.batch_size):
+            with self.precision.autocast():
+                parts.append(self.network.queries(images).float())
+        found = torch.cat(parts)
+        table = found.new_zeros(len(targets), found.shape[1])
+        table[torch.from_numpy(indices).to(self.device)] = found
+        return table
+
+    def queries(self, batch: Batch) -> Tensor:
+        """The queries of a batch's images: (B, d)."""
+        if self.query_table is not None:
+            return self.query_table[batch.indices]
+        return self.network.queries(batch.images)
+
+    def error(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The mean cross-entropy of (B, classes) logits."""
+        smoothing = self.config.label_smoothing
+        return cross_entropy(logits[:, self.first :].float(), batch.targets - self.first, label_smoothing=smoothing)
+
+
+def augments(learner: BaseLearner) -> bool:
+    """Whether a training image differs from pass to pass."""
+    info = learner.train_source.info
+    moved = info.crop != "pad" or info.padding or info.flip or info.brightness
+    return bool(moved) or learner.config.augmentation != "pycil"

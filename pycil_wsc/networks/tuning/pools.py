@@ -1,0 +1,147 @@
+"""What chooses or mixes prompts for each image, by the features that the pre-trained model gives it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+SMALLEST = 1e-6  # norm of a query or a key
+Sum = Callable[[Tensor], Tensor]  # over the processes that share a batch
+
+
+class PromptPool(nn.Module):
+    """Prompts with keys; an image gets those whose keys are nearest to its query (L2P, Wang et al., CVPR 2022).
+
+    Args:
+        size: how many prompts.
+        shape: of a prompt, such as (length, dim).
+        dim: of queries and keys.
+        top_k: how many an image gets.
+        start, key_start: initial values, ``uniform`` in [-1, 1] or ``zero``.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        shape: tuple[int, ...],
+        dim: int,
+        top_k: int,
+        start: str = "uniform",
+        key_start: str = "uniform",
+    ):
+        super().__init__()
+        self.prompts = nn.Parameter(initial((size, *shape), start))
+        self.keys = nn.Parameter(initial((size, dim), key_start))
+        self.size = size
+        self.top_k = top_k
+
+    def similarity(self, queries: Tensor) -> Tensor:
+        """(B, dim) queries -> (B, size) cosines with the keys."""
+        return normalize(queries, dim=1, eps=SMALLEST) @ normalize(self.keys, dim=1, eps=SMALLEST).T
+
+    def chosen(self, similarity: Tensor, total: Sum | None = None) -> Tensor:
+        """The prompts of each image: (B, size) -> int64 (B, top_k).
+
+        ``total``: sums the votes of all processes; the images of a batch then all get the prompts that most of them
+        chose.
+        """
+        best = similarity.detach().topk(self.top_k, 1).indices
+        return best if total is None else self._most_chosen(best, total)
+
+    def of_tasks(self, tasks: Tensor, otherwise: Tensor) -> Tensor:
+        """The prompts that belong to each image's task, ``top_k`` to each; ``otherwise`` where there are none left.
+
+        Args:
+            tasks: int64 (B,), from 0.
+            otherwise: int64 (B, top_k).
+        """
+        own = tasks.unsqueeze(1) * self.top_k + torch.arange(self.top_k, device=tasks.device)
+        return torch.where(own[:, -1:] < self.size, own, otherwise)
+
+    def taken(self, chosen: Tensor) -> Tensor:
+        """The chosen prompts, one after another: (B, top_k) -> (B, top_k, *shape)."""
+        return self.prompts[chosen]
+
+    @torch.no_grad()
+    def pass_on(self, task: int, prompts: bool, keys: bool) -> None:
+        """Let the ``prompts``, or the ``keys``, of ``task`` begin as those of the task before."""
+        start = task * self.top_k
+        if start + self.top_k > self.size:
+            return
+        for wanted, rows in ((prompts, self.prompts), (keys, self.keys)):
+            if wanted:
+                rows[start : start + self.top_k] = rows[start - self.top_k : start].clone()
+
+    def _most_chosen(self, best: Tensor, total: Sum) -> Tensor:
+        counts = torch.zeros(self.size, device=best.device)
+        counts = total(counts.scatter_add(0, best.flatten(), torch.ones_like(best.flatten(), dtype=counts.dtype)))
+        present_first = (counts == 0).to(torch.uint8).argsort(stable=True)  # ties are broken as in PILOT
+        winners = present_first[counts[present_first].topk(self.top_k).indices]
+        return winners.expand(len(best), -1)
+
+
+class Components(nn.Module):
+    """Prompts that are sums of components, weighted by the query's attention to each (CODA, Smith et al., CVPR 2023).
+
+    A task adds ``per_task`` components, orthogonal to those before; only they are trained.
+
+    Args:
+        per_task: new components of a task.
+        length: tokens of a prompt: one half are keys, the other values.
+        dim: of tokens and queries.
+    """
+
+    def __init__(self, per_task: int, length: int, dim: int):
+        super().__init__()
+        self.per_task = per_task
+        self.prompts = nn.Parameter(torch.empty(0, length, dim))
+        self.keys = nn.Parameter(torch.empty(0, dim))
+        self.attention = nn.Parameter(torch.empty(0, dim))
+
+    def grow(self) -> None:
+        """Add a task's components: orthonormal, and orthogonal to all earlier ones as they are now."""
+        for name in ("prompts", "keys", "attention"):
+            rows: nn.Parameter = getattr(self, name)
+            flat = rows.detach().flatten(1).cpu()  # random numbers are the same on every device
+            new = orthogonal(flat, self.per_task).view(-1, *rows.shape[1:])
+            setattr(self, name, nn.Parameter(torch.cat([rows.detach(), new.to(rows)])))
+
+    def forward(self, queries: Tensor) -> Tensor:
+        """(B, dim) queries -> (B, length, dim) prompts."""
+        prompts, keys, attention = self._trained()
+        keys = normalize(keys, dim=1)
+        norms = (queries.square() @ attention.square().T).sqrt().clamp(min=1e-12)  # of each query's attention (B, n)
+        weights = queries @ (attention * keys).T / norms  # cosines
+        return torch.einsum("bn,nld->bld", weights, prompts)
+
+    def penalty(self) -> Tensor:
+        """How far prompts, keys and attention are from orthonormal: the mean squares of ``C C^T - 1``, added up."""
+        return sum((_squared_error(rows.flatten(1)) for rows in self._trained()), torch.zeros(()))
+
+    def _trained(self) -> list[Tensor]:
+        """Prompts, keys and attention of all components, without gradients of earlier tasks' ones."""
+        before = len(self.keys) - self.per_task
+        parts = (self.prompts, self.keys, self.attention)
+        return [torch.cat([rows[:before].detach(), rows[before:]]) for rows in parts]
+
+
+def _squared_error(rows: Tensor) -> Tensor:
+    products = rows @ rows.T
+    return (products - torch.eye(len(rows), device=rows.device, dtype=rows.dtype)).square().mean()
+
+
+def orthogonal(before: Tensor, count: int) -> Tensor:
+    """Random orthonormal rows, orthogonal to those ``before`` (n, d) by Gram-Schmidt: (count, d)."""
+    rows = list(before)
+    for _ in range(count):
+        row = torch.randn(before.shape[1])
+        projections = [(row @ other) / (other @ other).clamp(min=1e-8) * other for other in rows]
+        rows.append(row - sum(projections, torch.zeros(())))
+    new = torch.stack(rows[len(before) :])
+    return new / new.norm(dim=1, keepdim=True)
+
+
+def initial(shape: tuple[int, ...], start: str) -> Tensor:
+    """Uniform in [-1, 1], or 0 if ``start`` is ``zero``."""
+    return torch.zeros(shape) if start == "zero" else torch.empty(shape).uniform_(-1, 1)
