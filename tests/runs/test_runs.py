@@ -51,6 +51,7 @@ from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs import journal
@@ -245,7 +246,7 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(name, setting
     """
     _, expected = undisturbed(model_name=name, **stopped(name))
     config = resolve(settings | {"model_name": name, **stopped(name)})
-    dataset = load_dataset(config.dataset, ".")
+    dataset = Datasets().of(config)
     moments = (0, 1, 3, 4, 6, 9) if name == "wsc" else (0, 1, 3, 6, 9)
     stops = [stop for stop in moments if stop <= sum(epochs_of(name))]
     for number, epochs in enumerate(np.diff(stops)):

@@ -16,7 +16,7 @@ from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.schedules import Schedule
 
-USUAL_TASKS = 10  # of benchmarks; a Learner does not know how many will come
+USUAL_TASKS = 10  # of benchmarks, where it is not known how many will come
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class CodaPrompt(PromptedLearner):
 
     def build(self) -> CodaNet:
         options = self.config.options
-        tasks = USUAL_TASKS if self.config.tasks else len(self.manager.tasks)
+        tasks = USUAL_TASKS if self.manager.open_ended else len(self.manager.tasks)
         per_task = max(1, int(options.prompt_param[0]) // tasks)
         return CodaNet(TunedTransformer(self.new_backbone()), options, per_task)
 

@@ -51,7 +51,7 @@ class PromptedLearner(BaseLearner):
     network: PromptedNet  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def begin_task(self, task: Task) -> None:
-        self.first = 0 if len(self.memory) else self.first_class(task)
+        self.first = 0 if len(self.memory) else self.manager.first_class(task)
         self.query_table: Tensor | None = None
 
     def begin_phase(self, task: Task, run: PhaseRun) -> None:
