@@ -83,6 +83,7 @@ HELD_BACK = {
     "cls_er",
     "coil",
     "derpp",
+    "l2p",  # prompts alone, in a transformer of two random blocks
     "er_ace",
     "ewc",
     "gdumb",

@@ -75,7 +75,8 @@ class Course:
     """
 
     def __init__(self, name, data, device):
-        keys = SETTINGS | USUAL | suited(name) | {"dataset": f"npz:{data}", "model_name": name, "device": device}
+        usual = {key: value for key, value in USUAL.items() if not suited(name) or not key.startswith("convnet")}
+        keys = SETTINGS | usual | suited(name) | {"dataset": f"npz:{data}", "model_name": name, "device": device}
         epochs = ["init_epoch", *registry.learners[name].Plan.epoch_keys]
         self.configs = [resolve(keys | pair | dict.fromkeys(epochs, pair["epochs"])) for pair in pairs_of(name)]
         self.device, config = resolved_device(device), self.configs[0]

@@ -138,7 +138,7 @@ TRANSFORMER = {  # for images of 8 pixels
 OF_TWO_BLOCKS = {
     "aper_adapter": {"ffn_num": 4},
     "coda_prompt": {"prompt_param": [12, 4, 0.1]},
-    "l2p": {"size": 4, "top_k": 2, "init_lr": 0.05, "lrate": 0.05},
+    "l2p": {"size": 4, "top_k": 2, "head_type": "token"},
     "dualprompt": {"g_prompt_layer_idx": [0], "e_prompt_layer_idx": [1]},
 }
 
