@@ -259,7 +259,8 @@ class Learner:
 
         Returns:
             ``accuracy``: top-1 accuracy in percent over the ``images`` whose class is known; ``classes``: the accuracy
-            on each class by name; ``unknown``: the number of images left out because their class was never learned;
+            on each class by name; ``balanced_accuracy``: their mean, in which each class counts alike; ``unknown``: the
+            number of images left out because their class was never learned;
             ``ece``: the expected calibration error in percent, ``before`` and ``after`` the logits are divided by the
             ``temperature``.
 

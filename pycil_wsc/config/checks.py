@@ -124,13 +124,16 @@ def _check_memory(config: Config, method: "Plan") -> None:
         )
     if config.head == "all" and "step" not in method.memory_updates:
         raise UserError(f"head: '{config.model_name}' needs a head that grows; leave the key out")
-    if not config.by_step:
-        if config.exemplars == "balanced":
-            raise UserError("exemplars: 'balanced' needs memory_update 'step'; use 'random', which is balanced too")
-        registry.exemplars[config.exemplars]
-        return
     if config.exemplars == "balanced" and config.fixed_memory:
         raise UserError("exemplars: 'balanced' divides memory_size among the classes; set fixed_memory to false")
+    if not config.by_step:
+        registry.exemplars[config.exemplars]
+        return
+    if config.class_balance != "none":
+        raise UserError(
+            "class_balance: has no effect with memory_update 'step', whose batches are those of the stream; leave it "
+            "out, or use exemplars 'balanced'"
+        )
     if (config.consolidate or method.consolidates) and config.wsc.trigger == "held_out":
         raise UserError("wsc.trigger: 'held_out' does not work with memory_update 'step'; use another trigger")
 

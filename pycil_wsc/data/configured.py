@@ -13,7 +13,7 @@ from pycil_wsc.data.images.files import image_status
 from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.options import AugmentationOptions, DataOptions, MemoryOptions
 from pycil_wsc.data.tasks.domains import in_domains
-from pycil_wsc.data.tasks.subset import at_most, only
+from pycil_wsc.data.tasks.subset import at_most, long_tailed, only
 from pycil_wsc.data.tasks.validation import hold_out
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
@@ -43,6 +43,8 @@ def configured(dataset: Dataset, options: DataOptions, pretraining: Mapping[str,
         dataset = hold_out(dataset, options.validation_split, options.seed, one_task=bool(options.tasks))
     if options.images_per_class is not None:
         dataset = at_most(dataset, options.images_per_class, options.seed)
+    if options.imbalance is not None:
+        dataset = long_tailed(dataset, options.imbalance, options.seed)
     if options.domains:
         dataset = in_domains(dataset, options.domains, options.seed)
     return dataset

@@ -91,6 +91,16 @@ class TaskOptions:
         instead="tasks",
         restricts=True,
     )
+    imbalance: float | None = key(
+        None,
+        "a long tail: the training images of a class fall off exponentially with its label, from all of them to this "
+        "part (50: a fiftieth) of those of the first one, drawn by `seed`, after `images_per_class`; null: none",
+        low=1,
+        decides="data",
+        only="experiments",
+        instead="tasks",
+        restricts=True,
+    )
     validation_split: float = key(
         0.0,
         "fraction of each class's training samples held out by `seed` and used as test set instead of the original one",
@@ -164,8 +174,8 @@ class MemoryOptions:
     exemplars: str = key(
         "herding",
         "how exemplars are chosen: `herding`, `random`, `reservoir` (a uniform sample of all images so far; with "
-        "`fixed_memory`, of those of each class), a choice that is registered or, with `memory_update` `step`, "
-        "`reservoir` or `balanced` (a class-balancing reservoir of `memory_size` images)",
+        "`fixed_memory`, of those of each class), `balanced` (a class-balancing reservoir of `memory_size` images) or, "
+        "with `memory_update` `task`, a choice that is registered",
         decides="later tasks",
         affects="accuracy",
         by_method=True,

@@ -133,6 +133,8 @@ class ImageResult(Result):
     task_known_curve: Numbers | None = None
     task_known_matrix: Lists | None = None
     new_known_curve: Numbers | None = None
+    class_accuracies: Numbers | None = None
+    weakest_tenth: Number | None = None
     train_loss: Curves | None = None
     train_accuracy: Json = None
     confusion: Lists | None = None

@@ -94,6 +94,7 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
         "classes": learner.manager.class_order[:seen],
         "data": data,
         "images_per_class": config.images_per_class,  # which the fingerprint is without
+        **({"imbalance": config.imbalance} if config.imbalance else {}),  # likewise
         "info": repr(info),
         "weights": hash_of_weights(config.pretrained),
         "device": device_name(learner.device),

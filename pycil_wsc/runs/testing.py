@@ -64,6 +64,8 @@ class Evaluator:
             best, finite = predictions_of(network, self.learner, self.source, task)
             self.check(finite, "the test logits")
             line[f"{name}_top1"] = metrics.accuracy(best, targets)
+        if task.index + 1 == len(manager.tasks):
+            line["cnn_classes"] = metrics.of_classes(found.cnn, targets)
         if task.num_seen == len(manager.class_order) and task.num_seen <= metrics.MOST_CONFUSED:
             self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
         return line

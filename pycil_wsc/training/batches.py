@@ -147,6 +147,8 @@ class Settings(Protocol):
     def augmentation(self) -> str: ...
     @property
     def replay_batch_size(self) -> int | None: ...
+    @property
+    def class_balance(self) -> str: ...
 
 
 class Trained(Protocol):
@@ -163,6 +165,13 @@ class Trained(Protocol):
     def config(self) -> Settings: ...
     @property
     def stored(self) -> Any: ...
+
+
+def class_weights(counts: np.ndarray) -> np.ndarray:
+    """N / (C n_c) for the numbers of images n_c of each class, C of them not 0, whose sum is N; else 1: (classes,)."""
+    present = counts > 0
+    mean = counts.sum() / max(1, present.sum())
+    return np.where(present, mean / np.where(present, counts, 1), 1.0)
 
 
 class Batches:
@@ -261,13 +270,31 @@ class Batches:
         """The number of batches in an epoch over ``samples`` images; by default of the configured size."""
         return num_batches(samples, batch_size or self.learner.config.batch_size, join=True)
 
+    def class_weights(self, samples: Sampling, task: int) -> Tensor | None:
+        """The weight of an image of each class, float32 (classes,) on the device; None if all weigh the same."""
+        config = self.learner.config
+        if config.class_balance != "weights":
+            return None
+        targets = self._targets(samples)
+        shares = np.ones(len(samples.indices))  # how often each image is in an epoch
+        newest = self._of_task(task)[samples.indices] if samples.source is None else shares > 0
+        if samples.mixed and config.replay_ratio is not None and newest.any() and not newest.all():
+            size = samples.batch_size or config.batch_size
+            number = sum(new_in_batches(len(shares), config.replay_ratio, size))
+            shares = np.where(newest, number / newest.sum(), (len(shares) - number) / (~newest).sum())
+        counts = np.bincount(targets[samples.indices], shares, minlength=int(targets.max()) + 1)
+        return torch.from_numpy(class_weights(counts)).float().to(self.learner.device)
+
     def exemplars_in_epoch(self, samples: Sampling, task: int) -> int:
-        """How many images of the batches of an epoch are exemplars, in all processes."""
+        """How many images of the batches of an epoch are exemplars, in all processes; if balanced, of the first one."""
         if samples.source is not None:
             return 0
         if samples.stream:
             return sum(self.replayed(samples, task, 0, 0))
         config = self.learner.config
+        if config.class_balance == "sampler":
+            _, from_memory = self._order(samples, samples.batch_size or config.batch_size, task, 0, 0)
+            return int(from_memory.sum())
         total = len(samples.indices)
         newest = int(self._of_task(task)[samples.indices].sum())
         if samples.mixed and config.replay_ratio is not None and 0 < newest < total:
@@ -313,16 +340,21 @@ class Batches:
         config = self.learner.config
         indices = samples.indices
         seed = self._seed("batches", task, *address)
+        labels = self._targets(samples) if config.class_balance == "sampler" else None  # of all rows
         if samples.source is not None:  # rows of another source, of which the memory knows nothing
-            order = epoch_order(indices, True, seed)
+            order = epoch_order(indices, True, seed, labels)
             return order, np.zeros(len(order), bool)
         of_task = self._of_task(task)
         newest = of_task[indices]
         if samples.mixed and config.replay_ratio is not None and newest.any() and not newest.all():
-            order = mixed_order(indices[newest], indices[~newest], config.replay_ratio, size, seed)
+            order = mixed_order(indices[newest], indices[~newest], config.replay_ratio, size, seed, labels)
         else:
-            order = epoch_order(indices, True, seed)
+            order = epoch_order(indices, True, seed, labels)
         return order, ~of_task[order]
+
+    def _targets(self, samples: Sampling) -> np.ndarray:
+        """The classes of all rows of the source: int64 (rows,)."""
+        return self.learner.manager.train_targets if samples.targets is None else samples.targets
 
     def _replay(
         self, samples: Sampling, order: np.ndarray, parts: list[slice], task: int, *address: str | int
@@ -396,7 +428,7 @@ class Batches:
             batches = functools.partial(batches, slices=slices)
         return batches(
             order,
-            learner.manager.train_targets if samples.targets is None else samples.targets,
+            self._targets(samples),
             size,
             train=True,
             seed=self._seed("batches", task, *address),

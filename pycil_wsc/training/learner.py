@@ -25,6 +25,7 @@ from pycil_wsc.networks.layers import freeze, mark_frozen
 from pycil_wsc.networks.nets import Backbone, IncrementalNet, make_backbone
 from pycil_wsc.state import State
 from pycil_wsc.training import learner_state, loop
+from pycil_wsc.training.balance import ClassWeights
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimizers.groups import parameter_groups
@@ -71,6 +72,7 @@ class BaseLearner(nn.Module):
 
     * ``batches``: shuffled and augmented training batches (:class:`.batches.Batches`)
     * ``outputs``: features and logits of many images (:class:`.outputs.Outputs`)
+    * ``balance``: the weights of the batch's images, which :meth:`cross_entropy` uses (:class:`.balance.ClassWeights`)
     * ``over``: means, sums and norms over a batch that processes share (:class:`.over.Over`)
     * ``precision``: the contexts in which the network computes (:class:`.precision.Precision`)
     * ``memory``, and ``stored``, the values that are stored with each exemplar
@@ -133,6 +135,7 @@ class BaseLearner(nn.Module):
         self.precision = Precision(config.precision, device, self._undefined_in_bf16)
         self.outputs = Outputs(self)
         self.over = Over(processes)
+        self.balance = ClassWeights()
         self.memory = configured_memory(config, self.plan)
         self.num_known = 0  # classes seen
         self.spent = Spent()
@@ -323,9 +326,31 @@ class BaseLearner(nn.Module):
         groups = parameter_groups(parameters, weight_decay, depths, self.config)
         return registry.optimizers[self.config.optimizer](groups, self.config)
 
-    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy with ``label_smoothing``: (B, classes) float32, (B,) -> scalar."""
-        return cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
+    def cross_entropy(
+        self, logits: Tensor, targets: Tensor, classes: Tensor | None = None, weighted: bool = True
+    ) -> Tensor:
+        """The mean cross-entropy with ``label_smoothing``: (n, classes) float32, (n,) -> scalar.
+
+        With ``"class_balance": "weights"``, each image of a batch has the weight of its class (:meth:`weighted`).
+
+        Args:
+            logits: of n rows, by default of the batch's images.
+            targets: the columns that are right.
+            classes: the class of each row, if they are not the batch's images in their order.
+            weighted: False: rows are not images, such as prototypes.
+        """
+        smoothing = self.config.label_smoothing
+        if not weighted or self.balance.rows is None:
+            return cross_entropy(logits, targets, label_smoothing=smoothing)
+        errors = cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+        return self.weighted(errors, classes).mean()
+
+    def weighted(self, errors: Tensor, classes: Tensor | None = None) -> Tensor:
+        """``errors`` (n,) of a batch's images, times their weights (``"class_balance": "weights"``): (n,).
+
+        ``classes``: as for :meth:`cross_entropy`.
+        """
+        return self.balance.weighted(errors, classes)
 
     def new_backbone(self, pretrained: bool | str | None = None) -> Backbone:
         """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""

@@ -190,6 +190,12 @@ class LearnerOptions:
         low=0,
         below=1,
     )
+    class_balance: str = key(
+        "none",
+        "for classes of unequal size: `sampler` draws each class equally often, exemplars included, in an epoch of the "
+        "same length; `weights` gives each image in the loss a weight inverse to the size of its class",
+        choices=("none", "sampler", "weights"),
+    )
     nme: bool = key(
         True,
         "also report nearest-mean-of-exemplars accuracy (one more pass over the memory after each task)",

@@ -6,6 +6,7 @@ import torch
 
 from pycil_wsc import seeding
 from pycil_wsc.data.tasks.tasks import Task
+from pycil_wsc.errors import UnusableRun
 from pycil_wsc.training import budget
 from pycil_wsc.training.optimizers.groups import clip
 from pycil_wsc.training.phase import Monitor, PhaseRun, Resume
@@ -38,6 +39,7 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
     spent = learner.spent
     cost = StepCost()
     backward = Backward(learner, phase)
+    learner.balance.begin(learner.batches.class_weights(phase, task.index))
     if first:  # a step may cost more or less than that of the first epoch, which counts
         cost.per_image = spent.per_image
         cost.per_exemplar = spent.per_exemplar
@@ -59,6 +61,8 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
                     batch = learner.before_step(drawn)
                 with cost.measured(batch) if cost.lacks(batch) else contextlib.nullcontext():
                     loss, right = backward(batch)
+                    if run.number == 0:
+                        _check_weighted(learner)
                     total_loss += loss
                     correct += right
                     rows = learner.to_store(batch, backward.logits) if batch.entering else {}
@@ -80,3 +84,13 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
         accuracy = 100 * processes.sum_(correct).item() / run.images
         learner.after_epoch(task, run, epoch, mean_loss)
         monitor.epoch_ended(task, run, epoch, mean_loss, accuracy)
+    learner.balance.begin(None)
+
+
+def _check_weighted(learner: Trainable) -> None:
+    """Raise :class:`UnusableRun` if images have weights, which the loss has not used."""
+    if learner.balance.table is not None and not learner.balance.used:
+        raise UnusableRun(
+            f"class_balance: the loss of '{learner.config.method}' does not use the images' weights; compute it with "
+            'self.cross_entropy or self.weighted, or set class_balance to "sampler"'
+        )

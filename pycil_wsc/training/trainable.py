@@ -10,6 +10,7 @@ from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.networks.nets import Backbone
+from pycil_wsc.training.balance import ClassWeights
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Phase, PhaseRun
@@ -29,6 +30,7 @@ class Trainable(Protocol):
     processes: Processes
     device: torch.device
     batches: Batches
+    balance: ClassWeights
     precision: Precision
     spent: Spent
     plan: Plan

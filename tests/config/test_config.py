@@ -663,7 +663,7 @@ memory_size memory_per_class fixed_memory convnet_type consolidate device seed r
 init_epoch init_lr init_milestones init_lr_decay init_weight_decay epochs lrate milestones lrate_decay weight_decay
 scheduler momentum batch_size pretrained grad_checkpointing channels_last optimizer betas clip_norm label_smoothing
 warmup_epochs min_lr schedule_unit backbone_lr_factor layer_decay freeze batch_norm_parts timeout_minutes compile
-num_workers data_root checkpoint_seconds operations_like batch_seed"""
+num_workers data_root checkpoint_seconds operations_like batch_seed class_balance"""
 
 
 def test_every_key_is_also_one_of_learners_and_pycils_scripts_or_refused_there():

@@ -104,6 +104,7 @@ COLUMNS = {
     "task known": lambda result: mean(result["task_known_curve"]),
     "task known, last": lambda result: result["task_known_curve"][-1],
     "NME average": lambda result: mean(result["nme_curve"]),
+    "weakest tenth": lambda result: result["weakest_tenth"],
     "training, s": lambda result: result["train_seconds"],
     "total, s": lambda result: result["total_seconds"],
     "training images": lambda result: result["images_trained"],

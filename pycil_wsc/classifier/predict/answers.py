@@ -37,6 +37,7 @@ class Tested(TypedDict):
     """How good answers are: see ``Learner.evaluate``."""
 
     accuracy: float
+    balanced_accuracy: float
     images: int
     classes: dict[str, float]
     ece: dict[str, float]
@@ -204,6 +205,7 @@ class Answers:
                 by_class[name] = float(100 * correct_of_class.mean())
         return {
             "accuracy": float(100 * correct.mean()),
+            "balanced_accuracy": float(np.mean(list(by_class.values()))),
             "images": len(labels),
             "classes": by_class,
             "ece": {

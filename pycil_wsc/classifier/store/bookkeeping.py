@@ -61,9 +61,21 @@ class Change(Accuracy):
     p: float
 
 
-class Gate(TypedDict):
-    """What an update was judged ``on``, and the accuracies on ``old`` and ``new`` classes, None without images."""
+class OfClass(TypedDict):
+    """Accuracy in percent on a class ``before`` an update, None if the class is new, and ``after``; over ``images``."""
 
+    images: int
+    before: float | None
+    after: float
+
+
+class Gate(TypedDict):
+    """What an update was judged ``on``, and the accuracies on ``old`` and ``new`` classes, None without images.
+
+    ``classes``: those on each class, by name.
+    """
+
+    classes: dict[str, OfClass]
     on: str
     old: Change | None
     new: Accuracy | None

@@ -380,6 +380,9 @@ def _with_moved_exemplars(present: SavedLearner, moved: np.ndarray, label: int, 
             seen[was] -= 1
             seen[label] = seen.get(label, 0) + 1
     memory = {**memory, "classes": classes, "seen_by_class": seen}
+    if "slots" in memory:  # of a memory that steps fill
+        pairs = zip(memory["slots"], memory["labels"], strict=True)
+        memory["labels"] = [label if slot in rows else was for slot, was in pairs]
     state = {**learner, EXTRA: {**learner[EXTRA], MEMORY: memory}}
     targets = np.where(moved, label, present.held.train.targets)
     held: Dataset = replace(present.held, train=replace(present.held.train, targets=targets))

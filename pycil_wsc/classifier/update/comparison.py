@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
-from pycil_wsc.classifier.store.bookkeeping import Decision
+from pycil_wsc.classifier.store.bookkeeping import Decision, OfClass
 from pycil_wsc.classifier.update.gate import EXEMPLARS, Accept, decided
 from pycil_wsc.classifier.update.held_out import check_usable, rows_of
 from pycil_wsc.classifier.update.known_images import Say
@@ -87,7 +89,27 @@ def decision_between(
     else:
         after = right(answers_after, rows_of(old, is_old)), right(answers_after, rows_of(new, is_new))
     before = right(answers_before, rows_of(old, is_old)) if answers_before else np.empty(0, bool)
-    return decided(accept, (before, after[0]), after[1], len(answers_after.classes), on)
+    decision = decided(accept, (before, after[0]), after[1], len(answers_after.classes), on)
+    targets = old.targets[is_old], new.targets[is_new]
+    decision["gate"]["classes"] = _by_class(answers_after.classes, targets, before, after)
+    return decision
+
+
+def _by_class(
+    names: Sequence[str],
+    targets: tuple[np.ndarray, np.ndarray],
+    before: np.ndarray,
+    after: tuple[np.ndarray, np.ndarray],
+) -> dict[str, OfClass]:
+    """The accuracy on each class that has images; the pairs are of known classes and of new ones."""
+    by_class = {}
+    for part, (labels, right_after) in enumerate(zip(targets, after, strict=True)):
+        for label in np.unique(labels).tolist():
+            of_class = labels == label
+            was = None if part else 100 * float(before[of_class].mean())
+            now = 100 * float(right_after[of_class].mean())
+            by_class[names[label]] = OfClass(images=int(of_class.sum()), before=was, after=now)
+    return by_class
 
 
 def right(answers: Answers, split: Split) -> np.ndarray:

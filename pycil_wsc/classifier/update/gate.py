@@ -79,7 +79,7 @@ def decided(
     about_old = _compared(accept, *old) if len(old[0]) else None
     about_new = _measured(accept, new) if len(new) else None
     reason = _too_bad(accept, about_old) or _not_learned(accept, about_new, classes)
-    gate = Gate(on=on, old=about_old, new=about_new)
+    gate = Gate(on=on, old=about_old, new=about_new, classes={})
     return Decision(accepted=not reason, reason=reason or _fine(about_old, about_new), gate=gate)
 
 

@@ -31,22 +31,32 @@ WHOLE = Share()
 Parts = list[tuple[slice, slice | None]]  # for each batch: its slice of the epoch's order, and the rows to load
 
 
-def epoch_order(indices: np.ndarray, shuffle: bool, seed: int) -> np.ndarray:
-    """``indices`` as given, or shuffled by ``seed``."""
-    return np.random.default_rng(seed).permutation(indices) if shuffle else np.asarray(indices)
+def epoch_order(indices: np.ndarray, shuffle: bool, seed: int, labels: np.ndarray | None = None) -> np.ndarray:
+    """``indices`` as given, or shuffled by ``seed``.
+
+    ``labels``: the class of each sample of the data set; as many samples are then drawn, equally many of each class of
+    ``indices``, to one. Each sample of a class is drawn equally often, to one.
+    """
+    if not shuffle:
+        return np.asarray(indices)
+    rng = np.random.default_rng(seed)
+    return rng.permutation(indices if labels is None else _stream(indices, len(indices), rng, labels))
 
 
-def mixed_order(new: np.ndarray, old: np.ndarray, share: float, batch_size: int, seed: int) -> np.ndarray:
+def mixed_order(
+    new: np.ndarray, old: np.ndarray, share: float, batch_size: int, seed: int, labels: np.ndarray | None = None
+) -> np.ndarray:
     """An order of ``len(new) + len(old)`` samples in which each batch has the given ``share`` of ``new`` ones, rounded.
 
     Both arrays are passed over repeatedly, in a random order drawn by ``seed`` for each pass, so the counts of two
     samples of the same array differ by at most one. ``new`` and ``old``: int64 arrays with at least one sample each.
+    ``labels``: as for :func:`epoch_order`; each array is then balanced by itself.
     """
     total, rng = len(new) + len(old), np.random.default_rng(seed)
     sizes = _batch_sizes(total, batch_size)
     counts = new_in_batches(total, share, batch_size)
     new_stream, old_stream = (
-        _stream(samples, number, rng) for samples, number in ((new, sum(counts)), (old, total - sum(counts)))
+        _stream(samples, number, rng, labels) for samples, number in ((new, sum(counts)), (old, total - sum(counts)))
     )
     parts = []
     for size, count in zip(sizes, counts):
@@ -64,8 +74,14 @@ def _batch_sizes(total, batch_size):
     return [min(batch_size, total - start) for start in range(0, total, batch_size)]
 
 
-def _stream(samples, number, rng):
-    """``number`` samples from concatenated permutations."""
+def _stream(samples, number, rng, labels=None):
+    """``number`` samples from concatenated permutations, of all samples or, with ``labels``, of each class."""
+    if labels is not None:
+        classes, places = np.unique(labels[samples], return_inverse=True)
+        quotas = np.full(len(classes), number // len(classes))
+        quotas[rng.permutation(len(classes))[: number % len(classes)]] += 1
+        parts = [_stream(samples[places == place], quota, rng) for place, quota in enumerate(quotas)]
+        return rng.permutation(np.concatenate(parts))
     rounds = -(-number // len(samples))
     return np.concatenate([rng.permutation(samples) for _ in range(rounds)] or [samples[:0]])[:number]
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pycil_wsc.data.memory.memory import Pool
+from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.registry import register_exemplars
 
 
@@ -44,6 +45,36 @@ def sample_the_stream(pool: Pool) -> dict[int, np.ndarray]:
     labels = targets[chosen]
     order = np.argsort(labels, kind="stable")
     return dict(enumerate(np.split(chosen[order], np.searchsorted(labels[order], np.arange(1, task.num_seen)))))
+
+
+@register_exemplars("balanced", by_class=False)
+def sample_each_class_alike(pool: Pool) -> dict[int, np.ndarray]:
+    """Class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020) of ``memory_size`` of all samples so far.
+
+    Small classes are kept whole, the others share what is left equally, and what is kept of a class is a uniform sample
+    of it. The samples of a task come in random order.
+    """
+    memory, task = pool.memory, pool.task
+    kept = {label: samples for label, samples in memory.classes.items() if len(samples)}
+    slots = StreamMemory(False, 0, memory.capacity(task.num_seen), "balanced")
+    slots.slots = np.concatenate([np.empty(0, np.int64), *kept.values()])
+    slots.labels = np.repeat(np.array([*kept], np.int64), [len(samples) for samples in kept.values()])
+    slots.seen_by_class = dict(memory.seen_by_class)
+    slots.full = {label for label, samples in kept.items() if len(samples) < memory.seen_by_class.get(label, 0)}
+    _shrink(slots, pool.rng)
+    stream = pool.rng.permutation(task.train_indices)
+    labels = pool.targets[stream]
+    slots.enter(stream, labels, slots.choose(labels, pool.rng))
+    return {label: slots.slots[slots.labels == label] for label in range(task.num_seen)}
+
+
+def _shrink(slots: StreamMemory, rng: np.random.Generator) -> None:
+    """Drop samples of the largest classes, at random, while there are more than fit."""
+    for _ in range(len(slots) - slots.size):
+        counts = np.bincount(slots.labels)
+        gone = rng.choice(np.flatnonzero(slots.labels == counts.argmax()))
+        slots.full.add(int(slots.labels[gone]))
+        slots.slots, slots.labels = np.delete(slots.slots, gone), np.delete(slots.labels, gone)
 
 
 def _of_its_class(pool, label):

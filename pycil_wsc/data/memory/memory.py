@@ -163,7 +163,12 @@ def regrouped(state: State, groups: Sequence[Sequence[int]]) -> State:
         if counts:
             seen_by_class[new] = sum(counts)
     gone = sum(state.get("seen_by_class", {}).values()) - sum(seen_by_class.values())
-    return {**state, "classes": classes, "seen": state["seen"] - gone, "seen_by_class": seen_by_class}
+    changed = {**state, "classes": classes, "seen": state["seen"] - gone, "seen_by_class": seen_by_class}
+    if "slots" in state:  # of a memory that steps fill
+        number = {label: new for new, group in enumerate(groups) for label in group}
+        full = {number[label] for label in state["full"] if label in number}
+        changed |= {"labels": [number[label] for label in state["labels"]], "full": sorted(full)}
+    return changed
 
 
 @dataclass(frozen=True, eq=False)

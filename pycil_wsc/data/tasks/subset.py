@@ -40,11 +40,25 @@ def _part(split, number):
     return Split(split.images[chosen], targets[chosen])
 
 
-def at_most(dataset: Dataset, number: int, seed: int) -> Dataset:
+def long_tailed(dataset: Dataset, factor: float, seed: int) -> Dataset:
+    """``dataset`` with a long tail: class k of C has ``n factor**(-k / (C - 1))`` training images, rounded down.
+
+    n is the size of the largest class, of which the last class has one in ``factor`` (Cui et al., *Class-Balanced Loss
+    Based on Effective Number of Samples*, CVPR 2019). Each class keeps at least one image, and a class that has fewer
+    all of its own. Images are drawn as by :func:`at_most`.
+    """
+    classes = dataset.info.num_classes
+    largest = np.bincount(dataset.train.targets, minlength=classes).max()
+    places = np.arange(classes) / max(1, classes - 1)
+    sizes = np.maximum(1, np.floor(largest * factor**-places + 1e-9).astype(np.int64))
+    return at_most(dataset, sizes, seed)
+
+
+def at_most(dataset: Dataset, number: int | np.ndarray, seed: int) -> Dataset:
     """``dataset`` with at most ``number`` training images of each class, drawn by ``seed``.
 
     They stay in the data set's order. A smaller ``number`` draws a part of the images of a larger one. The test
-    images and the fingerprint remain those of the whole data set.
+    images and the fingerprint remain those of the whole data set. ``number`` may have one for each class: (classes,).
     """
     train = dataset.train
     rng = np.random.default_rng(seeding.derived_seed(seed, "images per class"))
@@ -52,5 +66,6 @@ def at_most(dataset: Dataset, number: int, seed: int) -> Dataset:
     by_class = order[np.argsort(train.targets[order], kind="stable")]
     first = np.searchsorted(train.targets[by_class], train.targets[by_class])  # where the image's class begins
     place = np.arange(len(train)) - first
-    chosen = np.sort(by_class[place < number])
+    limits = number if isinstance(number, int) else number[train.targets[by_class]]
+    chosen = np.sort(by_class[place < limits])
     return replace(dataset, train=Split(train.images[chosen], train.targets[chosen]))

@@ -107,7 +107,7 @@ class PODNet(DistillingLearner):
                 before = with_stages(self.teacher.backbone, batch.images)
         features, stages = with_stages(self.network.backbone, batch.images)
         logits = self.network.classify(features).float()
-        loss = nca(logits, batch.targets, self.network.head.scale, options.margin)
+        loss = self.weighted(nca(logits, batch.targets, self.network.head.scale, options.margin)).mean()
         if before is not None:
             factor = math.sqrt(self.num_seen / max(1, self.num_seen - self.num_old))
             same = torch.ones(len(features), device=features.device)
@@ -139,18 +139,19 @@ def balanced_set(
 
 
 def nca(logits: Tensor, targets: Tensor, scale: Tensor, margin: float | None) -> Tensor:
-    """The NCA loss: -log(exp(z_y - scale x margin) / sum of exp(z_k) over k != y), where positive; (B, classes) -> ().
+    """The NCA loss of each image: -log(exp(z_y - scale x margin) / sum of exp(z_k) over k != y), where positive.
 
+    (B, classes) -> (B,).
     ``margin`` None: PyCIL's loss, log(1 + sum of exp(z_k - max z) over k != y) - (z_y - max z).
     """
     of_class = torch.zeros_like(logits, dtype=torch.bool).scatter(1, targets[:, None], True)
     score = logits.gather(1, targets[:, None]).squeeze(1)
     if margin is not None:
         others = logits.masked_fill(of_class, torch.finfo(logits.dtype).min).logsumexp(1)
-        return (others - score + scale * margin).relu().mean()
+        return (others - score + scale * margin).relu()
     largest = logits.max(1).values
     others = (logits - largest[:, None]).exp().masked_fill(of_class, 1.0).sum(1)
-    return (others.log() - score + largest).mean()
+    return others.log() - score + largest
 
 
 def pooled(stages: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:

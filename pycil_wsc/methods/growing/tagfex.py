@@ -85,12 +85,12 @@ class TagFex(BaseLearner):
         logits = network.classify(features).float()
         agnostic = tokens_of_last_stage(network.agnostic, images)[1]
         embedding = network.projector(agnostic.mean(1))
-        right = self.cross_entropy(logits, targets)
+        right = self.cross_entropy(logits, targets, targets)
         contrast = self.contrast(embedding, embedding, options.infonce_temp, batch.whole)
         if self.teacher is None:
             return right + options.contrast_factor * contrast, logits[: len(batch)]
         newest = network.classify_newest(features).float()
-        auxiliary = self.cross_entropy(newest, newest_task_targets(targets, self.num_old))
+        auxiliary = self.cross_entropy(newest, newest_task_targets(targets, self.num_old), targets)
         kept, known = self.kept(images, agnostic, batch.whole), self.num_old / self.num_seen
         contrast = (1 - known) * contrast + known * options.contrast_kd_factor * kept
         loss = right + options.aux_factor * auxiliary + options.contrast_factor * contrast
@@ -124,7 +124,7 @@ class TagFex(BaseLearner):
         merged = self.network.attention(agnostic.detach(), own).mean(1)
         guide = self.network.merged_head(merged).float()
         errors = cross_entropy(guide, (targets - self.num_old).clamp(min=0), reduction="none")
-        loss = self.over.mean(errors, new)
+        loss = self.over.mean(self.weighted(errors, targets), new)
         student = (logits[:, self.num_old :] / options.kd_temp).log_softmax(1)
         teacher = (guide.detach() / options.kd_temp).log_softmax(1)
         divergence = self.over.mean((teacher.exp() * (teacher - student)).sum(1), new)

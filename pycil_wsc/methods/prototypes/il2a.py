@@ -86,6 +86,7 @@ class IL2A(PrototypeLearner):
         logits = self.network.classify_pairs(features).float()
         smoothing = self.config.label_smoothing
         errors = cross_entropy(logits / options.temp, targets, reduction="none", label_smoothing=smoothing)
+        errors = torch.cat([self.weighted(errors[: len(batch)]), errors[len(batch) :]])
         loss = self.over.mean(errors, torch.ones_like(errors, dtype=torch.bool), batch)
         if before is not None:
             distance = self.over.norm((features - before).float(), batch)
@@ -98,7 +99,7 @@ class IL2A(PrototypeLearner):
         weight = self.network.head.weight
         difference = weight - weight[chosen][:, None]  # (n, classes, d)
         spread = ((difference @ self.covariances[chosen]) * difference).sum(2)
-        return self.scaled_cross_entropy(logits + self.config.options.ratio / 2 * spread, chosen)
+        return self.scaled_cross_entropy(logits + self.config.options.ratio / 2 * spread, chosen, weighted=False)
 
     def keep(self, label: int, features: np.ndarray) -> None:
         super().keep(label, features)

@@ -51,7 +51,8 @@ class PASS(PrototypeLearner):
         before = self.old_features(images)
         features = self.network.extract(images)
         logits = self.network.head(features)
-        loss = self.scaled_cross_entropy(logits, 4 * batch.targets.repeat_interleave(4) + turns)
+        classes = batch.targets.repeat_interleave(4)
+        loss = self.scaled_cross_entropy(logits, 4 * classes + turns, classes)
         if before is not None:
             options = self.config.options
             distance = self.over.norm((features - before).float(), batch)
@@ -61,7 +62,8 @@ class PASS(PrototypeLearner):
     def prototype_loss(self, chosen: Tensor, noise: Tensor) -> Tensor:
         """The cross-entropy of noisy prototypes of the classes ``chosen`` (n,); ``noise`` (n, d) is standard normal."""
         radius = self.variances[: self.num_old].mean().sqrt()
-        return self.scaled_cross_entropy(self.network.head(self.prototypes[chosen] + radius * noise), 4 * chosen)
+        logits = self.network.head(self.prototypes[chosen] + radius * noise)
+        return self.scaled_cross_entropy(logits, 4 * chosen, weighted=False)
 
     def keep(self, label: int, features: np.ndarray) -> None:
         super().keep(label, features)

@@ -81,9 +81,11 @@ class PrototypeLearner(ClassRows, DistillingLearner):
         """The prototypes, scaled to unit length: as in PyCIL, they take the place of the means of exemplars."""
         return normalise(self.prototypes[:num_seen].cpu().numpy())
 
-    def scaled_cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy at the configured temperature."""
-        return self.cross_entropy(logits.float() / self.config.options.temp, targets)
+    def scaled_cross_entropy(
+        self, logits: Tensor, targets: Tensor, classes: Tensor | None = None, weighted: bool = True
+    ) -> Tensor:
+        """The cross-entropy at the configured temperature; arguments as of :meth:`cross_entropy`."""
+        return self.cross_entropy(logits.float() / self.config.options.temp, targets, classes, weighted)
 
 
 def pass_twice(network: nn.Module) -> None:

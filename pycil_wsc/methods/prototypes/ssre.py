@@ -73,7 +73,9 @@ class SSRE(PrototypeLearner):
         similarity = self.similarity(features.detach())
         errors = cross_entropy(logits / options.temp, batch.targets, reduction="none", label_smoothing=smoothing)
         distances = (features - before).norm(dim=1)
-        loss = (errors * (1 - similarity)).mean() + options.lambda_fkd * self.over.sum(distances * similarity, batch)
+        loss = (self.weighted(errors) * (1 - similarity)).mean() + options.lambda_fkd * self.over.sum(
+            distances * similarity, batch
+        )
         return loss + options.lambda_proto * self.prototype_loss(*batch.drawn), logits
 
     def similarity(self, features: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ class SSRE(PrototypeLearner):
 
     def prototype_loss(self, chosen: Tensor) -> Tensor:
         """The cross-entropy of the prototypes of the classes ``chosen`` (n,)."""
-        return self.scaled_cross_entropy(self.network.head(self.prototypes[chosen]), chosen)
+        return self.scaled_cross_entropy(self.network.head(self.prototypes[chosen]), chosen, weighted=False)
 
     def end_task(self, task: Task) -> None:
         super().end_task(task)

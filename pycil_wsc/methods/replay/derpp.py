@@ -42,6 +42,7 @@ class DERpp(Replay):
         logits = self.network(batch.images).float()
         smoothing = self.config.label_smoothing
         errors = cross_entropy(logits, batch.targets, reduction="none", label_smoothing=smoothing)
+        errors = self.weighted(errors)
         before = self.stored.of("logits", batch.indices)  # nan: no such class then
         known = before.isfinite()
         squares = (logits[:, : before.shape[1]] - before.nan_to_num()).square()

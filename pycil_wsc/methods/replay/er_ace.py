@@ -30,4 +30,5 @@ class ERACE(Replay):
         smoothing = self.config.label_smoothing
         own = cross_entropy(among_new, batch.targets, reduction="none")
         replayed = cross_entropy(logits, batch.targets, reduction="none", label_smoothing=smoothing)
+        own, replayed = self.weighted(own), self.weighted(replayed)
         return self.over.mean(own, new) + self.over.mean(replayed, batch.from_memory), logits

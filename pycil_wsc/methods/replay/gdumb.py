@@ -67,7 +67,7 @@ class GDumb(Joint):
         logits = self.network(batch.images)
         if self.partners is None or self.share is None:
             return self.cross_entropy(logits.float(), batch.targets), logits
-        own, pasted = (self.cross_entropy(logits.float(), labels) for labels in (batch.targets, self.partners))
+        own, pasted = (self.cross_entropy(logits.float(), labels, labels) for labels in (batch.targets, self.partners))
         return self.share * own + (1 - self.share) * pasted, logits
 
 

@@ -38,6 +38,11 @@ def confusion_matrix(predictions: np.ndarray, targets: np.ndarray, num_classes: 
     )
 
 
+def of_classes(predictions: np.ndarray, targets: np.ndarray) -> list[float]:
+    """Accuracy on each class, by number, that has samples: (N, k) best first, (N,). One percentage per class."""
+    return [accuracy(predictions[targets == label], targets[targets == label]) for label in np.unique(targets)]
+
+
 def average_accuracy(curve: Sequence[float]) -> float:
     """Mean over the tasks of the accuracy on all classes seen so far, in percent: PyCIL's "Average Accuracy".
 
