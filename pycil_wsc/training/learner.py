@@ -25,12 +25,11 @@ from pycil_wsc.networks.layers import freeze, mark_frozen
 from pycil_wsc.networks.nets import Backbone, IncrementalNet, make_backbone
 from pycil_wsc.state import State
 from pycil_wsc.training import learner_state, loop
-from pycil_wsc.training.balance import ClassWeights
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimizers.groups import parameter_groups
 from pycil_wsc.training.outputs import Outputs
-from pycil_wsc.training.over import Over
+from pycil_wsc.training.over import ClassWeights, Over
 from pycil_wsc.training.phase import Monitor, Phase, PhaseRun, Resume, refuse_images_and_targets
 from pycil_wsc.training.plan import Plan as MethodPlan
 from pycil_wsc.training.precision import Precision, undefined_in_bf16
@@ -72,7 +71,7 @@ class BaseLearner(nn.Module):
 
     * ``batches``: shuffled and augmented training batches (:class:`.batches.Batches`)
     * ``outputs``: features and logits of many images (:class:`.outputs.Outputs`)
-    * ``balance``: the weights of the batch's images, which :meth:`cross_entropy` uses (:class:`.balance.ClassWeights`)
+    * ``balance``: the weights of the batch's images, which :meth:`cross_entropy` uses (:class:`.over.ClassWeights`)
     * ``over``: means, sums and norms over a batch that processes share (:class:`.over.Over`)
     * ``precision``: the contexts in which the network computes (:class:`.precision.Precision`)
     * ``memory``, and ``stored``, the values that are stored with each exemplar

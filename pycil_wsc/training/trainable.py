@@ -10,9 +10,9 @@ from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.networks.nets import Backbone
-from pycil_wsc.training.balance import ClassWeights
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import LearnerConfig
+from pycil_wsc.training.over import ClassWeights
 from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.precision import Precision
