@@ -64,7 +64,9 @@ class Over:
 
 
 class ClassWeights:
-    """Classes of unequal size, ``"class_balance": "weights"``: weights of the images of the batch whose loss is being computed: ``self.balance`` of a learner.
+    """Weights of the images of the batch whose loss is being computed: ``self.balance`` of a learner.
+
+    They are for classes of unequal size, ``"class_balance": "weights"``.
 
     An image of class c weighs N / (C n_c), where a phase has N images, of C classes, n_c of them of class c: their mean
     over an epoch is 1. A loss is then a plain mean over the batch, so that processes can share it.
