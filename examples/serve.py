@@ -1,6 +1,6 @@
 """Serves a saved learner over HTTP, and each new version as soon as it is saved.
 
-SHELF=shelf python -m uvicorn --app-dir examples serve:app --workers 2
+SHELF=shelf UNKNOWN=0.05 python -m uvicorn --app-dir examples serve:app --workers 2
 curl --data-binary @photo.jpg localhost:8000/predict
 """
 
@@ -16,6 +16,8 @@ from PIL import Image
 import pycil_wsc
 
 learner = pycil_wsc.Learner.load(os.environ.get("SHELF", "shelf"), quiet=True)
+unknown = float(os.environ["UNKNOWN"]) if "UNKNOWN" in os.environ else None  # the share of known images to refuse
+learner.predict([], unknown=unknown)  # says at once if the learner cannot tell what is unknown
 pause = float(os.environ.get("RELOAD_SECONDS", "1"))
 LARGEST = 20_000_000  # bytes of a request
 Image.MAX_IMAGE_PIXELS = 16_000_000  # twice as many are refused before they are decoded: a small file can have billions
@@ -59,7 +61,9 @@ def predict(content: bytes = Depends(body)):  # in a thread of FastAPI's
     try:
         image = Image.open(io.BytesIO(content), formats=["JPEG", "PNG", "WEBP"])
         with turns:
-            names, values = answers.top([image], min(3, len(answers.classes)))
+            (answer,) = answers.each([image], unknown=unknown, k=min(3, len(answers.classes)))
     except (OSError, ValueError, Image.DecompressionBombError, pycil_wsc.UserError):
         raise HTTPException(422, "not a readable image") from None
-    return {"version": answers.version, "answers": dict(zip(names[0].tolist(), values[0].tolist()))}
+    if answer.problem:
+        raise HTTPException(422, "not a readable image")
+    return {"version": answers.version, "name": answer.name, "familiarity": answer.familiarity, "answers": answer.top}

@@ -216,6 +216,22 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """
         return self._answers(X)[0]
 
+    def familiarity(self, X: Samples) -> np.ndarray:
+        """How familiar each image is, float64 (n,): a small value tells of a label that was never learned.
+
+        It is that of :meth:`pycil_wsc.Learner.familiarity`, and needs ``keys={"held_out": 20}``. Of images with known
+        labels, a twentieth has 0.05 or less.
+
+        Raises:
+            NotFittedError: before :meth:`fit` or :meth:`partial_fit`.
+            ValueError: if the images are invalid, or no image is held out, in one line.
+        """
+        check_is_fitted(self)
+        answers = self.learner_.answers
+        with as_value_errors():
+            self._check_form(form_of(X), X)
+            return answers.familiarity(self._images(X, reset=False))
+
     def _answers(self, X):
         """The probabilities and the labels, of one state of the learner, which another thread may train meanwhile."""
         check_is_fitted(self)

@@ -20,6 +20,7 @@ from pycil_wsc.classifier.export.folder import write_folder
 from pycil_wsc.classifier.export.program import export_program, is_folder
 from pycil_wsc.classifier.predict.answers import UNKNOWN, Answer, Answers, Tested, numbers_of
 from pycil_wsc.classifier.predict.arguments import folder_of, probability, refusing, whole_number
+from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Images, Transform
 from pycil_wsc.classifier.predict.model import Model
 from pycil_wsc.classifier.store import learner_file
@@ -196,7 +197,13 @@ class Learner:
         """
         return self.answers.transform
 
-    def predict(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> np.ndarray:
+    def predict(
+        self,
+        images: Images,
+        threshold: float | None = None,
+        otherwise: str = UNKNOWN,
+        unknown: float | None = None,
+    ) -> np.ndarray:
         """The most likely class of each image: names, numpy (B,).
 
         Args:
@@ -205,12 +212,41 @@ class Learner:
                 batch by batch.
             threshold: predict ``otherwise`` if the probability of the most likely class, 0 to 1, is lower; None: never.
             otherwise: the name to predict then; must not be the name of a class.
+            unknown: predict ``otherwise`` for what may be of an unknown class. The number is the share of images of
+                known classes that may be refused by mistake: 0.05 is one in twenty. An image is refused if its
+                :meth:`familiarity` is at most this. Needs held-out images, at least 19 for 0.05. None: never.
 
         Raises:
-            UserError: if nothing has been learned yet, an argument is invalid, or an image cannot be read; names the
-                image. :meth:`each` goes on with the next one.
+            UserError: if nothing has been learned yet, an argument is invalid, ``unknown`` needs more held-out images,
+                or an image cannot be read; names the image. :meth:`each` goes on with the next one.
         """
-        return self.answers.predict(images, threshold, otherwise)
+        return self.answers.predict(images, threshold, otherwise, unknown)
+
+    def familiarity(self, images: Images) -> np.ndarray:
+        """How familiar each image is: the share of held-out images that are no more familiar, float64 (B,), above 0.
+
+        A small value tells of a class that was never learned. It is compared with ``unknown`` in :meth:`predict`. It
+        says how near the image is to a class mean in the features of the network
+        (:class:`~pycil_wsc.classifier.predict.familiarity.Familiarity`).
+
+        ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, no image is held out, or an image cannot be read; names it.
+        """
+        return self.answers.familiarity(images)
+
+    def expected_accuracy(self, images: Images) -> Expected:
+        """The accuracy to expect on images without labels: ``accuracy`` in percent, ``images``, and ``held_out``.
+
+        It is estimated from how confident the answers are, beside those about the ``held_out`` images, whose accuracy
+        is known (:func:`~pycil_wsc.classifier.predict.expected.expected_accuracy`). All images must be of known
+        classes. ``images``: as for :meth:`predict`.
+
+        Raises:
+            UserError: if nothing has been learned yet, no image is held out, or an image cannot be read; names it.
+        """
+        return self.answers.expected_accuracy(images)
 
     def predict_proba(self, images: Images) -> np.ndarray:
         """The probability of each class, float64 (B, classes), a column for each of :attr:`classes`.
@@ -243,30 +279,43 @@ class Learner:
         """
         return self.answers.top(images, k)
 
-    def each(self, images: Images, threshold: float | None = None, otherwise: str = UNKNOWN) -> Iterator[Answer]:
+    def each(
+        self,
+        images: Images,
+        threshold: float | None = None,
+        otherwise: str = UNKNOWN,
+        unknown: float | None = None,
+        k: int = 0,
+    ) -> Iterator[Answer]:
         """The answers one by one, in constant memory; a file that cannot be read has a ``problem`` and no name.
 
-        The arguments are those of :meth:`predict`.
+        The arguments are those of :meth:`predict`. With ``unknown``, each answer has its ``familiarity``, and with
+        ``k`` the ``top`` so many classes.
 
         Raises:
             UserError: if nothing has been learned yet, or an argument is invalid; if that is ``images``, when the first
                 answer is asked for.
         """
-        return self.answers.each(images, threshold, otherwise)
+        return self.answers.each(images, threshold, otherwise, unknown, k)
 
-    def evaluate(self, source: Source) -> Evaluation:
+    def evaluate(self, source: Source, unknown: float | None = None) -> Evaluation:
         """Test on ``source``, in any form that :meth:`learn` accepts; if it has a test part, only that is used.
+
+        Args:
+            source: the images. Those of classes that were never learned count for ``unknown`` and ``refused`` only.
+            unknown: as for :meth:`predict`.
 
         Returns:
             ``accuracy``: top-1 accuracy in percent over the ``images`` whose class is known; ``classes``: the accuracy
             on each class by name; ``balanced_accuracy``: their mean, in which each class counts alike; ``unknown``: the
-            number of images left out because their class was never learned;
-            ``ece``: the expected calibration error in percent, ``before`` and ``after`` the logits are divided by the
-            ``temperature``.
+            number of images whose class was never learned; ``ece``: the expected calibration error in percent,
+            ``before`` and ``after`` the logits are divided by the ``temperature``. If the argument ``unknown`` is
+            given, also ``refused``: the percentage of images of ``known`` and of ``unknown`` classes that are, the
+            ``accuracy`` on the known others, and the ``auroc``.
 
         Raises:
-            UserError: if nothing has been learned yet, the images are invalid, one of them cannot be read, or none is
-                of a learned class.
+            UserError: if nothing has been learned yet, the images are invalid, one of them cannot be read, none is of a
+                learned class, or ``unknown`` is invalid.
         """
         answers = self.answers
         data = read_source(source, self.config.data_root)
@@ -277,7 +326,8 @@ class Learner:
         known = labels >= 0
         if not known.any():
             raise UserError(f"{data.info.name}: has no image of a learned class")
-        return {**answers.tested(split.images[known], labels[known]), "unknown": int((~known).sum())}
+        tested = known if unknown is None else np.ones_like(known)
+        return {**answers.tested(split.images[tested], labels[tested], unknown), "unknown": int((~known).sum())}
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -450,7 +500,8 @@ class Learner:
 
         ``NAME.onnx``: ONNX; ``NAME.pt2``: a program of ``torch.export``. Both take batches of any size of what
         :attr:`transform` makes and return logits, which have been compared with those of :attr:`model`. For calibrated
-        probabilities, divide them by the ``temperature`` in the file's metadata before the softmax.
+        probabilities, divide them by the ``temperature`` in the file's metadata before the softmax. If images are held
+        out, a second output is their :meth:`familiarity`.
 
         Another name is that of a folder for the weights as safetensors and a model card, which the Hugging Face Hub and
         MLflow take as it is, and :func:`pycil_wsc.load_exported` loads. No image and no path is in it.
@@ -476,7 +527,8 @@ class Learner:
             raise UserError(f"evaluations: apply to folders only, and {path.name} is a file; leave them out")
         else:
             answers = self.answers  # all of one state
-            export_program(path, answers.model, answers.transform, answers.temperature, opset)
+            known = answers.known_if_any
+            export_program(path, answers.model, answers.transform, answers.temperature, opset, known)
 
     def save(self, folder: str | Path, copy_images: bool = False, versions: int = 5) -> None:
         """Save the learner in ``folder`` (``learner.safetensors``), as its newest version.

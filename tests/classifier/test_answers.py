@@ -84,7 +84,7 @@ def test_of_equally_likely_classes_the_one_of_predict_is_on_top(of_arrays):
     for worst in range(12):
         logits = torch.ones(len(images), 12)
         logits[:, worst] = 0
-        with patch.object(answers.classifier, "batches", lambda images: iter([logits])):
+        with patch.object(answers.classifier, "outputs", lambda images: iter([(None, logits)])):
             for k in range(1, 13):
                 names, values = equal.top(images, k)
                 assert names[:, 0].tolist() == equal.predict(images).tolist()
@@ -273,15 +273,15 @@ def test_of_a_batch_only_the_answers_are_kept(ask, of_arrays, monkeypatch):
     """Logits of a million images and a thousand classes would take four gigabytes."""
     learner, images = of_arrays
     answers, alive, most = learner.answers, weakref.WeakSet(), []
-    batches = answers.classifier.batches
+    outputs = answers.classifier.outputs
 
     def watched(images):
-        for logits in batches(images):
+        for features, logits in outputs(images):
             alive.add(logits)
             most.append(len(alive))
-            yield logits
+            yield features, logits
 
-    monkeypatch.setattr(answers.classifier, "batches", watched)
+    monkeypatch.setattr(answers.classifier, "outputs", watched)
     arguments = {"predict": (0.5,), "top": (2,), "tested": (np.zeros(5 * len(images), int),)}[ask]
     getattr(answers, ask)(np.concatenate(5 * [images]), *arguments)
     assert len(most) > 5 and max(most) <= 2, "that of this batch, and of the one before"

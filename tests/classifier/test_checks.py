@@ -78,7 +78,7 @@ def test_unreadable_files_duplicates_and_near_empty_classes_are_found(tmp_path):
     assert twins[str(february / "cat/again.png")] == "an exemplar of 'cat'"
     assert twins[str(february / "bee/known.png")].startswith("a held-out image of ")
     assert twins[str(february / "bee/twice.png")] == str(february / "bee/0.png") and len(twins) == 3
-    assert not found.fine and len(str(found).splitlines()) == 1 + 1 + 3 + 1 + 1
+    assert not found.fine and len(str(found).splitlines()) == 1 + 1 + 3 + 1 + 1 + 1
     assert learner.check(f"folder:{february}", fewest=6).near_empty == {"cat": 5, "empty": 0}
     with pytest.raises(UserError, match="nowhere"):
         learner.check(f"folder:{tmp_path / 'nowhere'}")

@@ -45,16 +45,16 @@ def assert_predicts(run, learner, images):
         np.testing.assert_allclose(logits, expected[:size], atol=1e-4 + rounding, rtol=0)
 
 
-def by_onnxruntime(path, runtime):
+def by_onnxruntime(path, runtime, output="logits"):
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda images: session.run(["logits"], {"images": images.numpy()})[0]
+    return lambda images: session.run([output], {"images": images.numpy()})[0]
 
 
 @pytest.fixture(scope="module", params=sorted(registry.learners))
 def every(request, months):
     """A learner of each method after three tasks, and the test images of the last one."""
     with uncounted():
-        return learned(*months, name=request.param, **QUICK), arrays(months[2], "test")[0]
+        return learned(*months, name=request.param, held_out=2, **QUICK), arrays(months[2], "test")[0]
 
 
 def test_where_there_is_bf16_a_learner_trains_in_it_and_predicts_in_fp32_as_its_exports_do(
@@ -91,6 +91,7 @@ def test_every_learner_predicts_the_same_when_its_folder_is_loaded(every, tmp_pa
     assert found.classes == learner.classes
     assert torch.equal(found.logits(images), learner.logits(images))
     assert np.array_equal(found.predict_proba(images), learner.predict_proba(images))
+    assert np.array_equal(found.familiarity(images), learner.familiarity(images))
 
 
 EXPORTED = set()  # networks that a process of the tests has exported
@@ -105,6 +106,10 @@ def test_every_learner_predicts_the_same_in_onnxruntime(every, tmp_path, onnxrun
         pytest.skip("the same program as that of another method")
     learner.export(tmp_path / "model.onnx")
     assert_predicts(by_onnxruntime(tmp_path / "model.onnx", onnxruntime), learner, images)
+    familiarity = by_onnxruntime(tmp_path / "model.onnx", onnxruntime, "familiarity")
+    batch = torch.stack([learner.transform(image) for image in images])
+    one = 1 / (len(learner._saved.bookkeeping.held_out) + 1)
+    assert np.abs(familiarity(batch) - learner.familiarity(images)).max() < 1.5 * one
     EXPORTED.add(network)
 
 
@@ -114,7 +119,7 @@ def test_a_program_of_torch_predicts_the_same(every, tmp_path):
     learner, images = every
     learner.export(tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
-    assert_predicts(lambda images: program(images).detach().numpy(), learner, images)
+    assert_predicts(lambda images: program(images)[0].detach().numpy(), learner, images)
 
 
 def test_the_files_say_what_their_columns_are_and_what_is_done_to_an_image(replay, tmp_path, onnxruntime):

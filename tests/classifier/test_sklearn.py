@@ -82,6 +82,15 @@ def test_partial_fit_learns_labels_never_seen_as_a_learner_does(months):
     assert classifier.score(images, names) == np.mean(learner.predict(images) == names)
 
 
+def test_familiarity_is_that_of_the_learner(months):
+    """Of a label that was never learned it is small."""
+    (images, names), (others, _) = months[0], months[2]
+    classifier = small(keys={"held_out": 2}).fit(images, names)
+    assert np.array_equal(classifier.familiarity(others), classifier.learner_.familiarity(others))
+    with pytest.raises(ValueError, match="held_out=20"):
+        small().fit(images, names).familiarity(others)
+
+
 def test_fit_starts_anew(months):
     (first, names), (second, others) = months[:2]
     again = small().fit(first, names).fit(second, others)

@@ -36,7 +36,7 @@ def test_the_five_steps_one_after_the_other_are_what_learn_does(months, tmp_path
     judged = judge(trained)
     recorded = record(judged, started=0.0)
     outcome = publish(recorded, folders_of(tmp_path, 2, "any"))
-    assert outcome.state is recorded.learner and outcome.answers is judged.answers and outcome.decision is None
+    assert outcome.state is recorded.learner and outcome.answers is recorded.answers and outcome.decision is None
 
     learner.learn(months[1])
     stepwise._set_state(outcome.state, outcome.answers)

@@ -32,6 +32,7 @@ from pycil_wsc.classifier.export.program import check_logits, portable
 from pycil_wsc.classifier.predict.answers import UNKNOWN, Answers, Tested
 from pycil_wsc.classifier.predict.arguments import folder_of, refusing
 from pycil_wsc.classifier.predict.classifier import Classifier, precision_of_answers
+from pycil_wsc.classifier.predict.familiarity import Familiarity
 from pycil_wsc.classifier.predict.images import opened
 from pycil_wsc.classifier.predict.model import Model, for_prediction
 from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, grown
@@ -45,7 +46,8 @@ from pycil_wsc.state import State, packed, unpacked
 from pycil_wsc.version import __version__
 
 WEIGHTS, CONFIG, CARD, MLMODEL = "model.safetensors", "config.json", "README.md", "MLmodel"
-FORMAT = 1
+FORMAT = 2  # 1 has no familiarity
+FAMILIARITY = "familiarity"  # of its tensors, and of its sizes in config.json
 OF_THIS_MACHINE = {"data_root", "device", "threads", "num_workers", "pretrained", "cache_images", "compile"}
 MLFLOW = """flavors:
   python_function:
@@ -58,6 +60,7 @@ signature:
 """
 PARAMS = [  # the arguments of predict, which MLflow drops if they are not declared
     {"name": "threshold", "type": "double", "default": None, "shape": None},
+    {"name": "unknown", "type": "double", "default": None, "shape": None},
     {"name": "otherwise", "type": "string", "default": UNKNOWN, "shape": None},
 ]
 
@@ -95,8 +98,13 @@ def write_folder(
     told = Told(config.method, config.convnet_type, __version__, seconds)
     text = card(folder / CARD, held, told, matrix)
     weights, extra = tensors_of(model)
+    known = answers.known_if_any
+    if known is not None:
+        weights |= {f"{FAMILIARITY}.{name}": tensor.cpu() for name, tensor in known.state_dict().items()}
     content = safetensors.torch.save(weights, {"format": "pt"})
     described = description(answers, held, config) | {"extra": extra, "sha256": _sha256(content)}
+    if known is not None:
+        described[FAMILIARITY] = {"classes": len(known.means), "held_out": len(known.scores)}
     rebuilt = _answers(json.loads(json.dumps(described)), content, "cpu")
     side = answers.classifier.info.image_size
     check_logits(f"the folder {folder.name}", model, side, Model(rebuilt.classifier.learner, answers.classes))
@@ -185,7 +193,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _answers(described: State, content: bytes, device: str) -> Answers:
-    if described["library"] != "pycil_wsc" or described["format"] != FORMAT:
+    if described["library"] != "pycil_wsc" or described["format"] not in (1, FORMAT):
         raise UserError(f"was exported by another version (format {described['format']}); use that one")
     if _sha256(content) != described["sha256"]:
         raise UserError(f"{WEIGHTS} is not the file that {CONFIG} describes; export the learner again")
@@ -204,10 +212,23 @@ def _answers(described: State, content: bytes, device: str) -> Answers:
     model = Model(for_prediction(learner), classes)
     sums -= model.state_dict().keys()
     tensors = safetensors.torch.load(content)
+    known = _familiarity_of(described, tensors)
     extra = unpacked(described["extra"], tensors.pop)
     model.load_state_dict({name: value for name, value in (tensors | extra).items() if name not in sums})
     classifier = Classifier(learner, info, reached.classes, precision=precision_of_answers(learner))
-    return Answers(classifier, classes, temperature)
+    return Answers(classifier, classes, temperature, known=known)
+
+
+def _familiarity_of(described: State, tensors: dict[str, Tensor]) -> Familiarity | None:
+    """The measure of familiarity, whose ``tensors`` are taken out; None of an export that has none."""
+    sizes = described.get(FAMILIARITY)
+    if sizes is None:
+        return None
+    prefix = f"{FAMILIARITY}."
+    state = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+    known = Familiarity(sizes["classes"], len(state["centre"]), sizes["held_out"])
+    known.load_state_dict(state)
+    return known
 
 
 # ---- MLflow ----------------------------------------------------------------------------------------------------------
@@ -228,7 +249,7 @@ class PyFunc:
 
         ``images``: what :meth:`Answers.predict` takes; arrays of whole numbers from 0 to 255 of any type, as JSON
         gives them; or a pandas data frame whose first column has the bytes of image files or, with ``file_names``,
-        their names. ``params``: ``threshold`` and ``otherwise``.
+        their names. ``params``: ``unknown``, ``threshold`` and ``otherwise``.
         """
         if hasattr(images, "iloc"):
             images = (images.iloc[:, 0] if images.ndim == 2 else images).tolist()

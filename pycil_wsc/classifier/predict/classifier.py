@@ -58,7 +58,8 @@ class Classifier(nn.Module):
             UserError: if ``images`` are invalid, or one of them cannot be read; names it.
         """
         parts = [np.empty(0, np.int64)]
-        for logits in self._batches(images):
+        for features in self._features(images):
+            logits = self.classified(features)
             parts.append(self.learned[best_classes(logits)[:, 0].cpu().numpy()])
         return np.concatenate(parts)
 
@@ -73,8 +74,13 @@ class Classifier(nn.Module):
 
     def batches(self, images: Images) -> Iterator[torch.Tensor]:
         """:meth:`logits` of one batch after another: images are read when their batch is asked for."""
-        for logits in self._batches(images):
-            yield logits[:, self.columns]
+        for _, logits in self.outputs(images):
+            yield logits
+
+    def outputs(self, images: Images) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Features (B, d) and :meth:`logits` (B, len(labels)) of one batch after another, float32, on the device."""
+        for features in self._features(images):
+            yield features, self.classified(features)[:, self.columns]
 
     def chunks(self, images: Images) -> Iterator[Chunk]:
         """``images`` in batches, each read when it is needed."""
@@ -90,12 +96,10 @@ class Classifier(nn.Module):
         parts = [features.cpu().numpy() for features in self._features(images)]
         return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 
-    def _batches(self, images: Images) -> Iterator[torch.Tensor]:
-        """Logits of one batch after another, with columns in learning order."""
-        for features in self._features(images):
-            with torch.inference_mode(), self._autocast(features.device):
-                logits = self.learner.classify(features).float()
-            yield logits
+    def classified(self, features: torch.Tensor) -> torch.Tensor:
+        """Features (B, d), on the device, -> logits (B, classes), float32, with columns in learning order."""
+        with torch.inference_mode(), self._autocast(features.device):
+            return self.learner.classify(features).float()
 
     def _features(self, images: Images) -> Iterator[torch.Tensor]:
         """Features of one batch after another, on the device: float32 (B, d)."""

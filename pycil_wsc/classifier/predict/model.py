@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from pycil_wsc.classifier.predict.familiarity import Familiarity
 from pycil_wsc.networks.closed_form import ComputedHead
 from pycil_wsc.training.learner import BaseLearner
 
@@ -26,6 +27,23 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.network.classify(self.network.extract(images)).float()
+
+
+class FamiliarityModel(nn.Module):
+    """A :class:`Model` that also tells how familiar images are: -> its logits, and (B,) float32.
+
+    ``known``: the measure of it.
+    """
+
+    def __init__(self, model: Model, known: Familiarity) -> None:
+        super().__init__()
+        self.model = model
+        self.known = known
+        self.eval()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.model.network.extract(images)
+        return self.model.network.classify(features).float(), self.known(features.float())
 
 
 def for_prediction(learner: BaseLearner) -> BaseLearner:

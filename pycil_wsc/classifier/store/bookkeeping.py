@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import numpy as np
+from typing_extensions import NotRequired
 
+from pycil_wsc.classifier.predict.features import Features
 from pycil_wsc.data.types import Split
 
 NO_IMAGES = Split(np.empty(0, str), np.empty(0, np.int64))
@@ -72,13 +74,15 @@ class OfClass(TypedDict):
 class Gate(TypedDict):
     """What an update was judged ``on``, and the accuracies on ``old`` and ``new`` classes, None without images.
 
-    ``classes``: those on each class, by name.
+    ``classes``: those on each class, by name. ``refused``: the percentage of images of the new classes that the learner
+    before would have refused with ``unknown=0.05``, if it could.
     """
 
     classes: dict[str, OfClass]
     on: str
     old: Change | None
     new: Accuracy | None
+    refused: NotRequired[float]
 
 
 class Decision(TypedDict):
@@ -121,6 +125,8 @@ class Bookkeeping:
             once.
         images: of ``learned``, the digests of the images alone: int64 (N,), ascending. Earlier versions did not note
             which these are.
+        features: of the held-out images and of some learned ones of each class; none if no image is held out, or an
+            earlier version saved the learner.
     """
 
     held_out: Split = NO_IMAGES
@@ -129,6 +135,7 @@ class Bookkeeping:
     entries: Sequence[Entry] = field(default=())
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     images: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    features: Features = field(default_factory=Features)
 
     def counts(self, classes: Sequence[str]) -> dict[str, int]:
         """The number of held-out images of each class."""
@@ -161,7 +168,7 @@ def problem_of(bookkeeping: Bookkeeping, classes: int, tasks: int) -> str:
         return "temperature"
     if len(bookkeeping.entries) > tasks or not all(map(_is_entry, bookkeeping.entries)):
         return "history"
-    return ""
+    return bookkeeping.features.problem(classes)
 
 
 def _is_entry(value: object) -> bool:

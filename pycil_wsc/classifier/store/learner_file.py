@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from pycil_wsc.classifier.predict.arguments import refusing
+from pycil_wsc.classifier.predict.features import Features
 from pycil_wsc.classifier.predict.rebuild import checked_info
 from pycil_wsc.classifier.store import versions
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, problem_of
@@ -97,6 +98,7 @@ def write(
             "entries": list(bookkeeping.entries),
             "learned": torch.from_numpy(np.setdiff1d(bookkeeping.learned, bookkeeping.images)),
             "images": torch.from_numpy(bookkeeping.images),
+            "features": _of_features(bookkeeping.features),
         },
     }
     if limit > 1:
@@ -192,8 +194,26 @@ def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Boo
     learned = np.asarray(stored["learned"])
     images = np.asarray(stored.get("images", np.empty(0, np.int64)))  # not in learners of earlier versions
     learned = np.union1d(learned, images) if len(images) else learned
+    features = _features_of(stored["features"]) if "features" in stored else Features()  # likewise
     noted = tuple(stored["entries"])
-    return Bookkeeping(held_out, stored["per_class"], stored["temperature"], noted, learned, images), hashes
+    bookkeeping = Bookkeeping(
+        held_out, stored["per_class"], stored["temperature"], noted, learned, images, features=features
+    )
+    return bookkeeping, hashes
+
+
+def _of_features(features: Features) -> State:
+    return {
+        "values": features.values,
+        "labels": torch.from_numpy(features.labels),
+        "digests": torch.from_numpy(features.digests),
+        "held_out": torch.from_numpy(features.held_out),
+    }
+
+
+def _features_of(stored: State) -> Features:
+    """What :func:`_of_features` made."""
+    return Features(stored["values"], *(np.asarray(stored[name]) for name in ("labels", "digests", "held_out")))
 
 
 def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, dict[str, str]]:

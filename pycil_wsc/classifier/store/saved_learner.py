@@ -38,4 +38,5 @@ def answers_of(config: Config, learned: SavedLearner) -> Answers:
     config = dataclasses.replace(config, tasks=tuple(learned.config["tasks"]), pretrained=False)
     learner = for_prediction(rebuilt(config, info, reached, learned.state["learner"]))
     classifier = Classifier(learner, info, reached.classes, config.num_workers, precision_of_answers(learner))
-    return Answers(classifier, info.classes, learned.bookkeeping.temperature)
+    noted = learned.bookkeeping
+    return Answers(classifier, info.classes, noted.temperature, features=noted.features)

@@ -135,7 +135,8 @@ def relabelled(config: Config, present: SavedLearner, images: object, to: str, s
     former = sorted({*first.former.tolist(), *present.bookkeeping.held_out.targets[aside].tolist()})
     bookkeeping = _with_class(present.bookkeeping, corrected, to, known)
     targets = np.where(aside, label, bookkeeping.held_out.targets)
-    bookkeeping = replace(bookkeeping, held_out=replace(bookkeeping.held_out, targets=targets))
+    features = bookkeeping.features.relabelled(digests, label)
+    bookkeeping = replace(bookkeeping, held_out=replace(bookkeeping.held_out, targets=targets), features=features)
     number = len(first.rows) + int(aside.sum())
     which = "1 image is" if number == 1 else f"{number} images are"
     change = ClassChange(did="relabelled", classes=[known[was] for was in former], to=to, images=number)
@@ -302,7 +303,12 @@ def _regrouped(
     labels = numbers[bookkeeping.held_out.targets]
     kept = labels >= 0
     aside = Split(bookkeeping.held_out.images[kept], labels[kept])
-    bookkeeping = replace(bookkeeping, held_out=aside, entries=_entries_after(bookkeeping.entries, changes))
+    bookkeeping = replace(
+        bookkeeping,
+        held_out=aside,
+        entries=_entries_after(bookkeeping.entries, changes),
+        features=bookkeeping.features.regrouped(numbers),
+    )
     lines = [{**line, "num_seen": number} for line, number in zip(present.state["history"], seen, strict=True)]
     lines[-1]["exemplars"] = len(held.train)
     paths = {path for part in (held.train, aside) if not part.in_memory for path in part.images.tolist()}

@@ -17,6 +17,8 @@ from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 
+REFUSED = 0.05  # of the images of known classes
+
 
 def images_of_user(
     accept: Accept, before: Dataset | None, held_out: Split, stream: Dataset, config: Config, say: Say
@@ -92,6 +94,9 @@ def decision_between(
     decision = decided(accept, (before, after[0]), after[1], len(answers_after.classes), on)
     targets = old.targets[is_old], new.targets[is_new]
     decision["gate"]["classes"] = _by_class(answers_after.classes, targets, before, after)
+    refused = _refused(answers_before, rows_of(new, is_new)) if answers_before else None
+    if refused is not None:
+        decision["gate"]["refused"] = refused
     return decision
 
 
@@ -110,6 +115,14 @@ def _by_class(
             now = 100 * float(right_after[of_class].mean())
             by_class[names[label]] = OfClass(images=int(of_class.sum()), before=was, after=now)
     return by_class
+
+
+def _refused(answers: Answers, split: Split) -> float | None:
+    """The percentage of images of unknown classes that are refused; None if there are none, or it cannot be told."""
+    known = answers.known_if_any
+    if known is None or not len(split) or len(known.scores) < 1 / REFUSED - 1:
+        return None
+    return 100 * float((answers.familiarity(split.images) <= REFUSED).mean())
 
 
 def right(answers: Answers, split: Split) -> np.ndarray:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
+from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Key
 from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
@@ -38,6 +40,8 @@ class Findings:
         near_empty: the classes with few readable images, and how many.
         left_out: suffix -> number of files in the folders that are not read as images.
         learned_before: the task that was learned from the very same images, counted from 1, or None.
+        expected: the accuracy to expect on the images of known classes, estimated without their labels
+            (:meth:`pycil_wsc.Learner.expected_accuracy`); None if no image is held out.
         shift: how unlike the held-out images of the same classes those of known classes are; None if that was not
             tested, and ``untested`` says why.
     """
@@ -52,6 +56,7 @@ class Findings:
     shift: Shift | None = None
     untested: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
+    expected: Expected | None = None
 
     @property
     def fine(self) -> bool:
@@ -77,6 +82,9 @@ class Findings:
             lines.append(f"shift: {verdict} the known images (p = {self.shift.p:.3f}, {against})")
         elif self.untested:
             lines.append(f"shift: not tested, {self.untested}")
+        if self.expected:
+            beside = f"{self.expected.held_out:.0f} % on the held-out ones"
+            lines.append(f"accuracy: {self.expected.accuracy:.0f} % by how confident the answers are, {beside}")
         return "\n".join(lines)
 
 
@@ -101,7 +109,7 @@ def findings_in(
     classes = dict(zip(part.info.classes, counts, strict=True))
     twice = {image for image, _ in (*duplicates, *relabelled)}
     once = readable & np.array([key not in twice for key in keys])
-    shift, untested = _shift(part, once, present, answers, level, config.seed)
+    shift, untested, expected = _shift(part, once, present, answers, level, config.seed)
     return Findings(
         len(split),
         classes,
@@ -113,6 +121,7 @@ def findings_in(
         shift,
         untested,
         part.left_out,
+        expected,
     )
 
 
@@ -220,13 +229,13 @@ def _shift(
     answers: Answers | None,
     level: float,
     seed: int,
-) -> tuple[Shift | None, str]:
-    """The test of features, or why there is none."""
+) -> tuple[Shift | None, str, Expected | None]:
+    """The test of features, or why there is none, and the accuracy to expect."""
     if present is None or answers is None:
-        return None, "nothing has been learned yet"
+        return None, "nothing has been learned yet", None
     held_out = present.bookkeeping.held_out
     if not len(held_out):
-        return None, "the learner holds out no images; start it with held_out=20"
+        return None, "the learner holds out no images; start it with held_out=20", None
     rng = np.random.default_rng(derived_seed(seed, "check"))
     labels = numbers_of(part.train.targets, part.info.classes, answers.classes)
     rows = np.flatnonzero(usable & (labels >= 0))
@@ -235,4 +244,8 @@ def _shift(
     new = answers.classifier.features(part.train.images[rows]), labels[rows]
     known = answers.classifier.features(held_out.images[others]), held_out.targets[others]
     shift = compared(new, known, level, rng)
-    return shift, "" if shift else "too few images of classes that have held-out ones"
+    untested = "" if shift else "too few images of classes that have held-out ones"
+    if not len(rows) or not answers.features.held_out.any():
+        return shift, untested, None
+    logits = answers.classifier.classified(torch.from_numpy(new[0]).to(answers.device))
+    return shift, untested, answers.expected_of(logits.cpu())

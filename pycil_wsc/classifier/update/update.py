@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.predict.calibration import fitted_temperature
+from pycil_wsc.classifier.predict.features import Features
 from pycil_wsc.classifier.store import learner_file
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, Decision, Entry, Relabelled
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
@@ -40,7 +42,8 @@ from pycil_wsc.classifier.update.folders import (
 )
 from pycil_wsc.classifier.update.gate import Accept
 from pycil_wsc.classifier.update.held_out import check_usable, rows_of, set_aside, unseen_in
-from pycil_wsc.classifier.update.known_images import new_images
+from pycil_wsc.classifier.update.kept_features import features_after
+from pycil_wsc.classifier.update.known_images import learns_once, new_images
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.source import part_of
 from pycil_wsc.config.options import Config
@@ -255,13 +258,14 @@ def train(prepared: Prepared, work: Path) -> Trained:
 class Judged(NamedTuple):
     """What the trained learner answers, and whether that is good enough.
 
-    ``answers``: with calibrated probabilities. ``held_out``: images that the task has not trained on, and ``correct``,
-    whether each is classified correctly. ``decision``: of the gate, None without one.
+    ``answers``: with calibrated probabilities. ``held_out``: images that the task has not trained on, their
+    ``features``, and ``correct``, whether each is classified correctly. ``decision``: of the gate, None without one.
     """
 
     trained: Trained
     answers: Answers
     held_out: Split
+    features: Features
     correct: np.ndarray
     decision: Decision | None
 
@@ -275,15 +279,26 @@ def judge(trained: Trained) -> Judged:
     prepared = trained.prepared
     held_out = prepared.bookkeeping.held_out
     answers = answers_of(prepared.config, trained.learner)
-    logits = answers.logits(held_out.images).cpu()
+    values, logits = _outputs(answers, held_out)
     correct = best_classes(logits)[:, 0].numpy() == held_out.targets
     decision = _decision(prepared, trained.learner, answers, correct)
-    unseen = ~np.isin(digests_of(held_out, prepared.hashes), prepared.bookkeeping.learned)
+    digests = digests_of(held_out, prepared.hashes)
+    unseen = ~np.isin(digests, prepared.bookkeeping.learned)
     held_out = rows_of(held_out, unseen)
+    features = Features.of(values[unseen], held_out.targets, digests[unseen], held_out=True)
     if len(held_out):
         temperature = fitted_temperature(logits.numpy()[unseen], held_out.targets)
         answers = Answers(answers.classifier, answers.classes, temperature)
-    return Judged(trained, answers, held_out, correct[unseen], decision)
+    return Judged(trained, answers, held_out, features, correct[unseen], decision)
+
+
+def _outputs(answers: Answers, split: Split) -> tuple[np.ndarray, torch.Tensor]:
+    """Features and logits of images: float32 numpy (n, d), and float32 (n, classes), on the CPU."""
+    outputs = [(features.cpu(), logits.cpu()) for features, logits in answers.classifier.outputs(split.images)]
+    if not outputs:
+        return np.empty((0, 0), np.float32), torch.empty(0, len(answers.classes))
+    features, logits = zip(*outputs, strict=True)
+    return torch.cat(features).numpy(), torch.cat(logits)
 
 
 def _decision(prepared: Prepared, learner: SavedLearner, answers: Answers, correct: np.ndarray) -> Decision | None:
@@ -306,10 +321,11 @@ def _decision(prepared: Prepared, learner: SavedLearner, answers: Answers, corre
 
 
 class Recorded(NamedTuple):
-    """``learner``: with its bookkeeping about the task."""
+    """``learner``: with its bookkeeping about the task. ``answers``: with the features that it keeps."""
 
     judged: Judged
     learner: SavedLearner
+    answers: Answers
 
 
 def record(judged: Judged, started: float) -> Recorded:
@@ -321,13 +337,33 @@ def record(judged: Judged, started: float) -> Recorded:
         entry = {**entry, **judged.decision}
     entries = list(prepared.bookkeeping.entries)
     missing = len(prepared.config.tasks) - 1 - len(entries)  # the tasks that an earlier version learned
+    features = _features(judged)
     bookkeeping = dataclasses.replace(
         prepared.bookkeeping,
         held_out=judged.held_out,
         temperature=judged.answers.temperature,
         entries=(*[Entry()] * missing, *entries, entry),
+        features=features,
     )
-    return Recorded(judged, learner._replace(bookkeeping=bookkeeping))
+    answers = Answers(judged.answers.classifier, judged.answers.classes, judged.answers.temperature, features=features)
+    return Recorded(judged, learner._replace(bookkeeping=bookkeeping), answers)
+
+
+def _features(judged: Judged) -> Features:
+    """Those that the learner keeps, if images are held out; by these alone can unknown classes be told."""
+    is_rejected = judged.decision is not None and not judged.decision["accepted"]
+    if is_rejected or not len(judged.held_out):
+        return Features()
+    prepared = judged.trained.prepared
+    learned = prepared.stream.train
+    return features_after(
+        prepared.bookkeeping.features,
+        judged.features,
+        learned,
+        digests_of(learned, prepared.hashes),
+        judged.answers.classifier,
+        stays=learns_once(prepared.config.model_name),
+    )
 
 
 def _entry(judged: Judged) -> Entry:
@@ -365,7 +401,7 @@ def publish(recorded: Recorded, folders: Folders) -> UpdateResult:
         learner_file.write(folders.work, recorded.learner)
     os.rename(folders.work, folders.saved)
     remove_unfinished(folders.saved)
-    return UpdateResult(recorded.learner, judged.answers, judged.decision)
+    return UpdateResult(recorded.learner, recorded.answers, judged.decision)
 
 
 # ---- an update that was made before ----------------------------------------------------------------------------------
