@@ -55,6 +55,7 @@ UNREAD = {  # carried in the file of a method whose code does not read them
     "aper_vpt": ("ffn_num",),
     "simplecil": ("tuned_epoch", "init_lr", "weight_decay", "min_lr", "optimizer", "vpt_type", "prompt_token_num"),
     **dict.fromkeys(("slca", "cofima"), ("model_postfix", "save_before_ca")),
+    "duct": ("milestones", "lrate_decay"),
     "der": ("T",),
     "ease": ("vpt_type", "prompt_token_num"),
     "mos": ("ca_storage_efficient_method_choices", "M"),
