@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from typing_extensions import Unpack
 
-from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.coil import transport
@@ -19,6 +18,7 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments, BaseLearner
+from pycil_wsc.training.learner_state import placed
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.schedules import Schedule
 
@@ -64,16 +64,15 @@ class DUCT(ClassRows):
         one_phase = False
         needs_new_classes = True
         epoch_keys = ("epochs", "epc_re")
+        own_schedules = ("epc_re",)
 
         def new_samples(self, task: Task, targets: np.ndarray) -> np.ndarray:
             """Those of new classes."""
             return task.train_indices[targets[task.train_indices] >= task.num_old]
 
         def planned_epochs(self, task: Task) -> int:
-            return (self.config.epochs if task.index else self.config.init_epoch) + self.config.options.epc_re
-
-        def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-            return self.planned_epochs(task) * len(self.new_samples(task, targets))
+            values = vars(self.config) | vars(self.config.options)
+            return (values["epochs"] if task.index else values["init_epoch"]) + values["epc_re"]
 
     network: IncrementalNet
     means: Tensor  # of the initial features of each class: (classes, d)
@@ -124,12 +123,11 @@ class DUCT(ClassRows):
         similarities = [cosine_similarity(self.means[label], mean, dim=0) for label, mean in self.new_means(task)]
         factor = self.config.options.merge_scalar * torch.stack(similarities).mean()
         initial = self.initial.state_dict()
-        for name, value in self.network.backbone.state_dict().items():
-            if not value.is_floating_point():
-                continue
-            before = self.change.get(name, torch.zeros_like(value))
-            self.change[name] = before + factor * (value - initial[name])
-            value.copy_(initial[name] + self.change[name])
+        for name, parameter in self.network.backbone.named_parameters():
+            before = self.change.get(name, torch.zeros_like(parameter))
+            self.change[name] = before + factor * (parameter - initial[name])
+            parameter.copy_(initial[name] + self.change[name])
+        self.outputs.recompute_batch_norm(task)
 
     def retraining(self, task: Task) -> Phase:
         """The phase that trains the head on the merged backbone."""
@@ -161,7 +159,7 @@ class DUCT(ClassRows):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.change = self.placed(state["change"])
+        self.change = placed(state["change"], self.device)
 
 
 def slow_at_first(schedule: Schedule) -> Schedule:

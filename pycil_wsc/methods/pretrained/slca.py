@@ -8,7 +8,6 @@ from torch.nn.functional import cross_entropy
 from typing_extensions import Unpack
 
 from pycil_wsc.data.batches.order import WHOLE, Share, batch_slices
-from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.prototypes.class_rows import ClassRows, by_class
@@ -17,6 +16,7 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments, BaseLearner
+from pycil_wsc.training.learner_state import placed
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.schedules import cosine_lr
 
@@ -93,14 +93,12 @@ class SLCA(ClassRows):
         uses_memory = False
         one_phase = False
         needs_new_classes = True
+        epoch_keys = ("epochs", "ca_epochs")
+        own_schedules = ("ca_epochs",)
 
         def new_samples(self, task: Task, targets: np.ndarray) -> np.ndarray:
             """Those of new classes."""
             return task.train_indices[targets[task.train_indices] >= task.num_old]
-
-        def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
-            """Without the alignment, which sees no image."""
-            return self.planned_epochs(task) * len(self.new_samples(task, targets))
 
     network: IncrementalNet
     means: Tensor  # of the features of each class: (classes, d)
@@ -161,7 +159,7 @@ class SLCA(ClassRows):
             targets=targets,
             source=DrawnFeatures(self.scaled_means(task), self.factors, self.device),
             batch_size=PER_CLASS,
-            images=0,
+            images=len(self.batches.indices(task)),
             network=head,
             loss=self.alignment_loss,
         )
@@ -188,7 +186,7 @@ class SLCA(ClassRows):
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        self.unaligned = self.placed(state["unaligned"])
+        self.unaligned = placed(state["unaligned"], self.device)
 
 
 class DrawnFeatures:
