@@ -149,8 +149,8 @@ class DUCT(ClassRows):
         new = slice(task.num_old, task.num_seen)
         for start, stop in zip(bounds[: task.index], bounds[1 : task.index + 1], strict=True):
             costs = torch.cdist(means[new], means[start:stop]).numpy()
-            shares = (np.full(side, 1 / side) for side in costs.shape)
-            plan = torch.from_numpy(transport(costs, *shares, options.ot_reg))  # (new, old)
+            of_new, of_old = (np.full(side, 1 / side) for side in costs.shape)
+            plan = torch.from_numpy(transport(costs, of_new, of_old, options.ot_reg))  # (new, old)
             moved = (plan.T @ rows[new].cpu().double()).to(rows)
             rows[start:stop] += options.head_merge_ratio * (moved - rows[start:stop])
 
