@@ -122,7 +122,7 @@ def _check_memory(config: Config, method: "Plan") -> None:
             f"memory_update: '{config.model_name}' chooses its exemplars by {other}, not by {config.memory_update}; "
             f"leave the key out, or use another method ({', '.join(able)})"
         )
-    if config.head == "all" and "step" not in method.memory_updates:
+    if config.head == "all" and "step" not in method.memory_updates and not method.any_head:
         raise UserError(f"head: '{config.model_name}' needs a head that grows; leave the key out")
     if config.exemplars == "balanced" and config.fixed_memory:
         raise UserError("exemplars: 'balanced' divides memory_size among the classes; set fixed_memory to false")

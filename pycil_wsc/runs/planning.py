@@ -57,7 +57,7 @@ def _plan_and_memory(
                 "use another method, such as 'replay' or 'wsc'"
             )
         if isinstance(memory, StreamMemory):
-            memory.limit(num_logits(config, task, manager))
+            memory.limit(num_logits(config, task, manager), len(manager.tasks))
         rng = np.random.default_rng(derived_seed(config.seed, "exemplars", task.index))  # as in BaseLearner.learn
         update = functools.partial(memory.update, task, manager.train_targets, None, rng, map)
         quotas = method.quotas(task, manager)

@@ -397,7 +397,7 @@ class BaseLearner(nn.Module):
         """
         self.grow_for(task)
         if isinstance(self.memory, StreamMemory):
-            self.memory.limit(num_logits(self.config, task, self.manager))
+            self.memory.limit(num_logits(self.config, task, self.manager), len(self.manager.tasks))
         if resume:
             self.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
         if self.plan.chooses_first:
@@ -477,8 +477,9 @@ def _complete_plan(cls: type[BaseLearner]) -> None:
 def configured_memory(config: LearnerConfig, plan: MethodPlan) -> ExemplarMemory:
     """An empty memory as configured, of a method with this ``plan``."""
     capacity = functools.partial(capacity_of, config, plan)
-    sizes = config.fixed_memory, config.memory_per_class, config.memory_size, config.exemplars, capacity
-    return StreamMemory(*sizes, plan.planned_epochs) if config.by_step else ExemplarMemory(*sizes)
+    strategy = "ring" if plan.ring else config.exemplars
+    sizes = config.fixed_memory, config.memory_per_class, config.memory_size, strategy, capacity
+    return StreamMemory(*sizes, plan.presented) if config.by_step else ExemplarMemory(*sizes)
 
 
 def num_logits(config: LearnerConfig, task: Task, manager: TaskSequence) -> int:

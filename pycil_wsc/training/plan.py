@@ -37,6 +37,8 @@ class Plan:
         averages: whether it averages the weights itself, so that it cannot be consolidated.
         memory_updates: the values of ``memory_update`` that it can do; the first one is its default.
         fills_by_step: with "step", whether each step fills the memory, and not the method itself.
+        ring: with "step", whether the memory is a ring for each task, whatever ``exemplars`` says.
+        any_head: whether the key ``head`` may be "all" with "task" too.
         one_phase: whether each task trains one network in one phase, as consolidation requires.
         expands: whether its network grows with the tasks, or doubles; the report marks it with †.
         consolidates: whether Weight Space Consolidation is a part of it.
@@ -56,6 +58,8 @@ class Plan:
     averages: bool = False
     memory_updates: tuple[str, ...] = ("task",)
     fills_by_step: bool = True
+    ring: bool = False
+    any_head: bool = False
     one_phase: bool = True
     expands: bool = False
     consolidates: bool = False
@@ -106,6 +110,13 @@ class Plan:
         orders = (targets[epoch_order(samples, True, seed)] for seed in seeds)
         sizes = draw_sizes(self.draws(task), config)
         return planned_images(memory, orders, config.batch_size, config.steps_per_batch, sizes, self.fills_by_step)
+
+    def presented(self, task: Task) -> np.ndarray:
+        """The samples that the task puts into a memory that steps fill, (n,), as often as it does; others may stay out.
+
+        The number of exemplars that a run plans follows from them.
+        """
+        return np.tile(task.train_indices, self.planned_epochs(task))
 
     def draws(self, task: Task) -> tuple[Draw, ...]:
         """What each step draws from a memory that steps fill: a batch of ``batch.replay`` for each."""

@@ -182,17 +182,10 @@ class Uploaded:
         self.slices = slices
         self.enters = enters  # whether the batch of each step enters the memory
         share = processes.share_of_each_batch
-        slots, rows, at = [], [], []
-        for places in plan.places:
-            slot, row = _last_of_each_slot(places)
-            own = np.arange(len(places))[share.rows(0)]  # the rows of this process, of any batch
-            mine = np.isin(row, own)
-            slots.append(slot)
-            rows.append(np.searchsorted(own, row[mine]))
-            at.append(np.flatnonzero(mine))
-        self.slots = _uploaded(slots, device)
-        self.rows = _uploaded(rows, device)
-        self.at = _uploaded(at, device)
+        entered = [_entered(places, processes) for places in plan.places]
+        self.slots = _uploaded([slots for slots, _, _ in entered], device)
+        self.rows = _uploaded([rows for _, rows, _ in entered], device)
+        self.at = _uploaded([at for _, _, at in entered], device)
         self.drawn = [_uploaded([slots[share.rows(0)] for slots in steps], device) for steps in plan.drawn]
         self.samples = [_uploaded([chosen[share.rows(0)] for chosen in steps], device) for steps in plan.samples]
 
@@ -203,6 +196,22 @@ class Uploaded:
         batch = self.slices[step]
         places = self.plan.places[step]
         return Entering(self.order[batch], self.labels[batch], places, self.slots[step], self.rows[step], self.at[step])
+
+
+def entering_of(
+    samples: np.ndarray, labels: np.ndarray, places: np.ndarray, processes: Processes, device: torch.device
+) -> Entering:
+    """What enters the memory outside the steps of an epoch: ``samples`` of the classes ``labels``, into ``places``."""
+    slots, rows, at = (_uploaded([part], device)[0] for part in _entered(places, processes))
+    return Entering(samples, labels, places, slots, rows, at)
+
+
+def _entered(places: np.ndarray, processes: Processes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The slots that are entered, each once, and the rows of :class:`Entering` with their places among these."""
+    slots, row = _last_of_each_slot(places)
+    own = np.arange(len(places))[processes.share_of_each_batch.rows(0)]  # the rows of this process, of any batch
+    mine = np.isin(row, own)
+    return slots, np.searchsorted(own, row[mine]), np.flatnonzero(mine)
 
 
 def _last_of_each_slot(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

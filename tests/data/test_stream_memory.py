@@ -143,7 +143,7 @@ def test_duplicates_fill_slots_but_are_one_exemplar():
 def test_a_copy_that_counts_is_filled_as_the_steps_will_fill_the_memory():
     task = Task(0, 0, 3, np.arange(30), np.arange(0))
     targets = np.repeat([0, 1, 2], 10)
-    memory = StreamMemory(True, 4, 0, "reservoir", passes=lambda task: 5)
+    memory = StreamMemory(True, 4, 0, "reservoir", presented=lambda task: np.tile(task.train_indices, 5))
     counting = memory.counting()
     counting.update(task, targets, None, np.random.default_rng(0))
     assert len(counting) == 12 and counting.seen == 150 and not len(memory)

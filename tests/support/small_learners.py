@@ -26,6 +26,7 @@ SMALL = {  # those of small_runs.SETTINGS that are for a learner
     "projection": 64,
     "proj_hidden_dim": 32,
     "proj_output_dim": 16,
+    "anchor_steps": 2,
     "quiet": True,
 }
 QUICK = {"epochs": 1, "init_epoch": 1, "precision": "fp32"}

@@ -109,6 +109,7 @@ SETTINGS = {  # three tasks of two classes, a schedule that takes seconds
     "projection": 64,
     "proj_hidden_dim": 32,  # of TagFex, whose own are as large as the rest of the network
     "proj_output_dim": 16,
+    "anchor_steps": 2,
 }
 
 

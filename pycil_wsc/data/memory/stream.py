@@ -27,8 +27,9 @@ class StreamMemory(ExemplarMemory):
     sample. ``classes`` and ``indices`` have each sample once; ``len`` is the number of filled slots.
 
     Args:
-        strategy: ``reservoir`` (Vitter, 1985) or ``balanced`` (Chrysakis and Moens, ICML 2020).
-        passes: task -> how often it presents each of its samples, for a copy that only counts (:meth:`counting`).
+        strategy: ``reservoir`` (Vitter, 1985), ``balanced`` (Chrysakis and Moens, ICML 2020), or ``ring``: an equal
+            share of the slots for each task, of which the oldest sample leaves first.
+        presented: task -> the samples that it presents, (n,), for a copy that only counts (:meth:`counting`).
     """
 
     def __init__(
@@ -38,15 +39,18 @@ class StreamMemory(ExemplarMemory):
         total: int,
         strategy: str,
         capacity: Callable[[int], int] | None = None,
-        passes: Callable[[Task], int] = lambda task: 1,
+        presented: Callable[[Task], np.ndarray] = lambda task: task.train_indices,
     ) -> None:
         super().__init__(fixed, per_class, total, strategy, capacity)
-        self.passes = passes
+        self.presented = presented
         self.counts_only = False
         self.size = total  # slots in all, without `fixed`; see `limit`
         self.slots = np.empty(0, np.int64)  # the sample in each filled slot
         self.labels = np.empty(0, np.int64)  # its class
         self.full: set[int] = set()  # `balanced`: the classes that were the largest one once
+        self.share = total  # `ring`: slots of each task; see `limit`
+        self.filled_before = 0  # `ring`: slots that earlier tasks have filled
+        self.seen_before = 0  # `ring`: samples of earlier tasks
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -61,12 +65,28 @@ class StreamMemory(ExemplarMemory):
             kept[label] = samples[np.sort(first)]
         return kept
 
-    def limit(self, num_classes: int) -> None:
-        """Keep as many slots as fit with logits of so many classes: all, unless ``memory_bytes`` pays for them."""
-        if not self.fixed:
-            self.size = self.capacity(num_classes)
-            self.slots = self.slots[: self.size]  # a reservoir's first slots are as random as any
-            self.labels = self.labels[: self.size]
+    def limit(self, num_classes: int, num_tasks: int = 1) -> None:
+        """Keep as many slots as fit with logits of so many classes: all, unless ``memory_bytes`` pays for them.
+
+        ``num_tasks``: the tasks of the run, which share a ring.
+        """
+        if self.fixed:
+            return
+        self.size = self.capacity(num_classes)
+        self.share = self.size // num_tasks
+        kept = self.size
+        if self.strategy == "ring" and self.tasks < num_tasks:
+            kept = self.size - self.share  # more only if the list of tasks has become longer
+            self.filled_before = min(self.filled_before, kept)
+        self.slots = self.slots[:kept]  # a reservoir's first slots are as random as any
+        self.labels = self.labels[:kept]
+
+    def select(self, rows: np.ndarray) -> np.ndarray:
+        """Keep these slots alone, in this order, as if nothing else had come: int64 (n,). Returns them."""
+        self.slots = self.slots[rows]
+        self.labels = self.labels[rows]
+        self.seen = len(rows)
+        return rows
 
     def copy(self) -> StreamMemory:
         """A copy to plan with."""
@@ -88,6 +108,8 @@ class StreamMemory(ExemplarMemory):
             return self._of_its_class(labels, rng)
         if self.strategy == "balanced" and not self.counts_only:  # which slots are filled does not depend on it
             return self._balanced(labels, rng)
+        if self.strategy == "ring":
+            return self.filled_before + (self.seen - self.seen_before + np.arange(len(labels))) % max(1, self.share)
         return self._reservoir(len(labels), rng)
 
     def enter(self, samples: np.ndarray, labels: np.ndarray, places: np.ndarray) -> None:
@@ -106,6 +128,8 @@ class StreamMemory(ExemplarMemory):
     def filled(self, labels: np.ndarray) -> np.ndarray:
         """The number of filled slots before each of the next samples of the stream, whatever is drawn: int64 (n,)."""
         number = len(labels)
+        if self.strategy == "ring":
+            return np.minimum(len(self) + np.arange(number), self.filled_before + self.share)
         if not self.fixed:
             return np.minimum(len(self) + np.arange(number), max(self.size, len(self)))
         new = self._enters_free_slot(labels)
@@ -113,6 +137,8 @@ class StreamMemory(ExemplarMemory):
 
     def has_room(self, labels: np.ndarray) -> bool:
         """Whether samples of these classes may enter a free slot."""
+        if self.strategy == "ring":
+            return len(self) < self.filled_before + self.share
         return bool(self._enters_free_slot(labels).any()) if self.fixed else len(self) < self.size
 
     def _enters_free_slot(self, labels):
@@ -190,9 +216,11 @@ class StreamMemory(ExemplarMemory):
     ) -> None:
         """Nothing is left to choose: the steps have done it. Only a copy that counts is filled as they will do it."""
         if self.counts_only:
-            presented = np.tile(task.train_indices, self.passes(task))
+            presented = self.presented(task)
             self.enter(presented, targets[presented], self.choose(targets[presented], rng))
         self.tasks = task.index + 1
+        self.filled_before = len(self)
+        self.seen_before = self.seen
 
     def counting(self) -> StreamMemory:
         other = self.copy()
@@ -203,12 +231,15 @@ class StreamMemory(ExemplarMemory):
 
     def state_dict(self) -> State:
         slots = {"slots": self.slots.tolist(), "labels": self.labels.tolist(), "full": sorted(self.full)}
-        return super().state_dict() | slots
+        before = {"filled_before": self.filled_before, "seen_before": self.seen_before}
+        return super().state_dict() | slots | before
 
     def load_state_dict(self, state: State) -> None:
         self.slots = np.array(state["slots"], np.int64)
         self.labels = np.array(state["labels"], np.int64)
         self.full = set(state["full"])
+        self.filled_before = state["filled_before"]
+        self.seen_before = state["seen_before"]
         self.seen = state["seen"]
         self.seen_by_class = dict(state["seen_by_class"])
         self.tasks = state["tasks"]
@@ -257,6 +288,11 @@ class SlotValues:
     def rows(self, slots: Tensor) -> dict[str, Tensor]:
         """All that is stored in ``slots``, by name."""
         return {name: table[slots] for name, table in self.tables.items()}
+
+    def select(self, rows: np.ndarray) -> None:
+        """Keep the rows of these slots alone, in this order: int64 (n,), as :meth:`StreamMemory.select` did."""
+        chosen = torch.from_numpy(rows).to(self.device)
+        self.tables = {name: table[chosen] for name, table in self.tables.items()}
 
     def keep(self, indices: np.ndarray) -> None:
         """Nothing: a slot's values are dropped when another sample enters it."""

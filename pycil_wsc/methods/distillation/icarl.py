@@ -21,8 +21,9 @@ class ICaRL(DistillingLearner):
     """iCaRL (Rebuffi et al., 2017) with PyCIL's softmax losses: cross-entropy, and distillation of the old logits.
 
     With ``probabilities`` ``sigmoid`` the loss is the paper's and Mammoth's: binary cross-entropy of each class, whose
-    target is the label, or for an old class the teacher's output. Mammoth answers by the nearest mean of exemplars, and
-    adds 1e-5 times the sum of squared weights to the loss: here ``weight_decay`` 2e-5.
+    target is the label, or for an old class the teacher's output. In Mammoth classes to come are among them (``head``).
+    It answers by the nearest mean of exemplars, and adds 1e-5 times the sum of squared weights to the loss: here
+    ``weight_decay`` 2e-5.
     """
 
     @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class ICaRL(DistillingLearner):
         )
 
     class Plan(DistillingLearner.Plan):
+        any_head = True
+
         def __init__(self, config: LearnerConfig) -> None:
             super().__init__(config)
             self.plain_first_task = config.options.probabilities == "softmax"
@@ -60,7 +63,7 @@ class ICaRL(DistillingLearner):
             return self.of_each_class(logits, soft, batch.targets), logits
         loss = self.cross_entropy(logits, batch.targets)
         if soft is not None:
-            loss = loss + options.distill * distillation(logits[:, : self.num_old], soft, options.T)
+            loss = loss + options.distill * distillation(logits[:, : self.num_old], soft[:, : self.num_old], options.T)
         return loss, logits
 
     def of_each_class(self, logits: Tensor, soft: Tensor | None, targets: Tensor) -> Tensor:
@@ -83,4 +86,4 @@ class ICaRL(DistillingLearner):
         for self.mirrors in (True, False):
             features = normalise(self.outputs.features(indices))
             both.append(np.stack([features[targets == label].mean(0) for label in range(num_seen)]))
-        return normalise(sum(both) / 2)
+        return normalise(np.mean(both, axis=0))

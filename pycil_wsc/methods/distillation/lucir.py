@@ -78,6 +78,7 @@ class PrototypeHead(nn.Module):
     milestones=[80, 120],
     weight_decay=5e-4,
     exemplars="herding_raw",
+    head="all",
 )
 class LUCIR(DistillingLearner):
     """Learning a unified classifier incrementally by rebalancing (Hou et al., CVPR 2019) as Mammoth has it.
@@ -87,7 +88,7 @@ class LUCIR(DistillingLearner):
     prototypes on the exemplars alone.
 
     Mammoth and the paper differ: there the distillation in task t, counted from 0, weighs ``lamda_base`` x sqrt(t - 1),
-    which is 0 in the second task, here too by ``lamda_rule``; prototypes of classes to come compete (``coming``); and the
+    which is 0 in the second task, here too by ``lamda_rule``; prototypes of classes to come compete (``head``); and the
     second phase lowers its rate after 10 batches, not epochs (``ft_decay_steps``). The paper's networks have no ReLU
     before the classifier, as ``cosine_resnet32``.
     """
@@ -107,10 +108,7 @@ class LUCIR(DistillingLearner):
         lamda_mr: float = key(1.0, "weight of the ranking loss", low=0, decides="later tasks")
         k_mr: int = key(2, "new prototypes that the ranking loss compares", low=1, decides="later tasks")
         mr_margin: float = key(0.5, "margin of the ranking loss", low=0, decides="later tasks")
-        imprint: bool = key(
-            True, "begin new prototypes with the mean features of their classes", decides="later tasks"
-        )
-        coming: bool = key(True, "random prototypes of the classes to come compete with the others, as in Mammoth")
+        imprint: bool = key(True, "begin new prototypes with the mean features of their classes", decides="later tasks")
         ft_epochs: int = key(20, "epochs of the second phase", low=1)
         ft_lrate: float = key(0.01, "initial learning rate of the second phase", low=0)
         ft_decay_steps: int | None = key(
@@ -120,6 +118,7 @@ class LUCIR(DistillingLearner):
     class Plan(DistillingLearner.Plan):
         one_phase = False
         needs_exemplars = True
+        any_head = True
         epoch_keys = ("epochs", "ft_epochs")
         own_schedules = ("ft_epochs",)
 
@@ -138,11 +137,6 @@ class LUCIR(DistillingLearner):
         self.number = task.index
         super().grow(task)
         self.network.head.begin(task.num_new)
-        if self.config.options.coming and not self.config.tasks:  # of a list that may become longer, they are unknown
-            self.network.head.grow(len(self.manager.class_order))
-
-    def classify(self, features: Tensor) -> Tensor:
-        return super().classify(features)[:, : self.num_seen]
 
     def begin_task(self, task: Task) -> None:
         self.balanced = None

@@ -64,7 +64,7 @@ def test_options_of_the_ranking_loss(digits, tmp_path):
 
 
 def test_without_classes_to_come_only_those_seen_compete(digits, tmp_path):
-    learner, _ = grown("lucir", 2, digits, tmp_path, **KEYS, coming=False)
+    learner, _ = grown("lucir", 2, digits, tmp_path, **KEYS, head="seen")
     assert learner.network.head.out_features == 7
     learner, _ = grown("lucir", 2, digits, tmp_path, **KEYS)
     learner.eval()
