@@ -35,7 +35,7 @@ class AGEM(BaseLearner):
         logits = self.network(batch.images).float()
         smoothing = self.config.label_smoothing
         errors = cross_entropy(logits, batch.targets, reduction="none", label_smoothing=smoothing)
-        return self.over.mean(errors, torch.ones_like(batch.from_memory), batch), logits
+        return self.over.mean(errors, batch=batch), logits
 
     def after_backward(self, batch: Batch, backward: Backward) -> None:
         for drawn in batch.replay:

@@ -17,7 +17,7 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.learner import Arguments, BaseLearner
-from pycil_wsc.training.optimization import clip
+from pycil_wsc.training.optimizers.groups import clip
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.replay import entering_of, seed_of
 from pycil_wsc.training.step.backward import Backward
@@ -71,7 +71,7 @@ class FDR(BaseLearner):
         logits = self.network(batch.images).float()
         smoothing = self.config.label_smoothing
         errors = cross_entropy(logits, batch.targets, reduction="none", label_smoothing=smoothing)
-        return self.over.mean(errors, torch.ones_like(batch.from_memory), batch), logits
+        return self.over.mean(errors, batch=batch), logits
 
     def distance(self, drawn: Batch) -> tuple[Tensor, Tensor]:
         """The mean Euclidean distance between the probabilities of now and of then."""
@@ -81,7 +81,7 @@ class FDR(BaseLearner):
         before = torch.where(known, stored, torch.finfo(stored.dtype).min).softmax(1)
         distances = (logits[:, : before.shape[1]].softmax(1) - before).norm(dim=1)
         alpha = self.config.options.alpha
-        return alpha * self.over.mean(distances, torch.ones_like(drawn.from_memory), drawn), logits
+        return alpha * self.over.mean(distances, batch=drawn), logits
 
     def after_backward(self, batch: Batch, backward: Backward) -> None:
         """Take the step on the batch; the loop takes the second one."""

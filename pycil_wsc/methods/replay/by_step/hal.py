@@ -18,7 +18,7 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.optimization import clip
+from pycil_wsc.training.optimizers.groups import clip
 from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.replay import seed_of
 from pycil_wsc.training.step.backward import Backward
