@@ -226,7 +226,7 @@ def own_modules() -> list[str]:
 
 
 NOTES = {
-    "derpp": " ('der' is PyCIL's, which expands the network; Mammoth's der is derpp with beta 0)",
+    "derpp": " ('der' is PyCIL's, which expands the network; Mammoth's der is dark_er)",
 }
 learners = Registry("model_name", _modules_in("methods"), NOTES)
 learner_defaults = Registry("model_name", _modules_in("methods"))

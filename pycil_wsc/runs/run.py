@@ -149,7 +149,8 @@ class Run(Monitor):
         while self.remarks:
             self.journal.say(self.remarks.pop(0))
         try:
-            if task.index == 0 and self.config.cache_first_task and self.learner.plan.plain_first_task:
+            shared = self.learner.plan.plain_first_task and not self.config.by_step
+            if task.index == 0 and self.config.cache_first_task and shared:
                 self._learn_shared(task, resume)
             else:
                 self.learner.learn(task, self, resume)

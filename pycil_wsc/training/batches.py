@@ -379,7 +379,7 @@ class Batches:
             ends = np.cumsum([len(step) for step in plan.samples[number]]).tolist()
             filled = [slice(start, end) for start, end in zip([0, *ends], ends) if end > start]
             where = task, *address, "draw", number
-            passes.append(self._of_memory(exemplars, filled, draw.augmented, *where))
+            passes.append(_begun(self._of_memory(exemplars, filled, draw.augmented, *where)))
         for step in range(len(parts)):
             replayed = []
             for number, images_and_targets in enumerate(passes):
@@ -435,3 +435,8 @@ class Batches:
             shuffle=False,
             share=learner.processes.share_of_each_batch,
         )
+
+
+def _begun(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same batches, of which the first is there already: with it, a source copies its order to the device."""
+    return itertools.chain([*itertools.islice(batches, 1)], batches)

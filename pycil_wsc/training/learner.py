@@ -326,7 +326,7 @@ class BaseLearner(nn.Module):
         return registry.optimizers[self.config.optimizer](groups, self.config)
 
     def cross_entropy(
-        self, logits: Tensor, targets: Tensor, classes: Tensor | None = None, weighted: bool = True
+        self, logits: Tensor, targets: Tensor, classes: Tensor | None = None, weighted: bool = True, reduction: str = "mean"
     ) -> Tensor:
         """The mean cross-entropy with ``label_smoothing``: (n, classes) float32, (n,) -> scalar.
 
@@ -337,8 +337,11 @@ class BaseLearner(nn.Module):
             targets: the columns that are right.
             classes: the class of each row, if they are not the batch's images in their order.
             weighted: False: rows are not images, such as prototypes.
+            reduction: "none" for that of each row, (n,), without weights, to be averaged by ``self.over``.
         """
         smoothing = self.config.label_smoothing
+        if reduction == "none":
+            return cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
         if not weighted or self.balance.rows is None:
             return cross_entropy(logits, targets, label_smoothing=smoothing)
         errors = cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)

@@ -156,7 +156,8 @@ def test_what_ds_al_cannot_take_out_is_said(photographs, capsys):
 def test_an_exemplar_gets_the_class_with_which_it_comes_again(name, photographs, capsys):
     p = photographs
     source = task((p[0], "zero"), (p[1], "one"))
-    learner = learned(source, name=name, **FILES | {"memory_per_class": "all", "quiet": False})
+    own = {"memory_update": "task"} if name == "derpp" else {}
+    learner = learned(source, name=name, **FILES | own | {"memory_per_class": "all", "quiet": False})
     images = learner._held.train.images
     moved = [file for file in p[1][:4] if file in images]
     learner.learn(task((moved, "zero")))

@@ -416,7 +416,8 @@ def test_with_all_kept_the_memory_is_the_union_and_joint_trains_on_it(months, tm
 
 @pytest.mark.parametrize("name", ["replay", "er_ace", "gdumb"])
 def test_an_update_after_which_no_exemplar_would_be_left_is_refused_and_nothing_is_lost(name, months, tmp_path):
-    learner = learned(months[0], name=name, fixed_memory=False, memory_size=2, epochs=1, init_epoch=1)
+    own = {"memory_update": "task"} if name == "er_ace" else {}
+    learner = learned(months[0], name=name, fixed_memory=False, memory_size=2, epochs=1, init_epoch=1, **own)
     images = arrays(months[0])[0]
     answers = learner.predict(images).tolist()
     with pytest.raises(UserError) as error:
@@ -445,12 +446,12 @@ def test_exemplars_take_at_most_the_bytes_they_may(budget, months):
 def test_the_logits_that_are_stored_with_exemplars_count_as_bytes(months):
     """Two classes, then three: an exemplar takes its pixels and a float32 for each class."""
     budget = 8 * 8 * 3 * 9 + 5
-    learner = learned(*months[:2], name="derpp", memory_bytes=budget)
+    learner = learned(*months[:2], name="derpp", memory_update="task", memory_bytes=budget)
     logits = learner._state["learner"]["_extra_state"]["stored"]["logits"]["values"]
     assert learner._held.train.images.nbytes + logits.nbytes <= budget
     fit = [budget // (8 * 8 * 3 + 4 * classes) // classes * classes for classes in (2, 3)]
     assert [line["exemplars"] for line in learner.history] == fit == [8, 6]
-    tight = learned(months[0], name="derpp", memory_bytes=8 * 8 * 3 * 3)
+    tight = learned(months[0], name="derpp", memory_update="task", memory_bytes=8 * 8 * 3 * 3)
     with pytest.raises(UserError, match="^memory_bytes: the memory holds 2 exemplars, fewer than one for each of 3 cl"):
         tight.learn(months[1])
 

@@ -50,6 +50,7 @@ SMALL = SETTINGS | {
 }
 SMALL |= {"init_milestones": [], "cache_first_task": False, "max_tasks": 2}
 THREE_TASKS = {"max_tasks": 3}  # for what grows, shrinks or is corrected again in each
+BY_STEP = {"memory_size": 10, "batch_size": 7, "replay_batch_size": 5, "steps_per_batch": 2}
 CASES = {
     **{name: THREE_TASKS | {"model_name": name} for name in ("bic", "der", "foster", "memo")},
     # with seed 1993 rounding grows to 2e-4 in a weight, else to 1e-9
@@ -61,8 +62,9 @@ CASES = {
     # with 1993 one element's rank hangs on rounding: kept, or reset
     "wsc": THREE_TASKS | {"model_name": "wsc", "seed": 1994},
     # means over a part of a batch, stored values, a second backward pass, averages and merges of weights
-    **{name: {"model_name": name} for name in ("er_ace", "derpp", "cls_er")},
-    "er": {"model_name": "er", "memory_size": 10, "batch_size": 7, "replay_batch_size": 5},  # steps of odd parts
+    **{name: {"model_name": name, "memory_update": "task"} for name in ("er_ace", "derpp", "cls_er")},
+    # a memory that each step fills, in batches of which a process has more
+    **{f"{name}-step": {"model_name": name} | BY_STEP for name in ("er", "er_ace", "derpp", "cls_er")},
     "redo": {"model_name": "redo", "convnet_type": "resnet8", "recycle_every": 2, "dormant_threshold": 0.5},
     "sam-flops": {"model_name": "sam", "budget": {"flops_like": "replay"}},
     "foster-oofc": {"model_name": "foster", "oofc": "az", "is_teacher_wa": True, "is_student_wa": True},

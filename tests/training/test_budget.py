@@ -37,7 +37,7 @@ def replay(undisturbed):
     return undisturbed(model_name="replay", init_epoch=4, epochs=15, precision="fp32")
 
 
-@pytest.mark.parametrize("name", ["sam", "icarl", "der", "gdumb", "gem", "cls_er"])
+@pytest.mark.parametrize("name", ["sam", "icarl", "der", "gdumb", "gem", "cls_er", "derpp"])
 def test_each_task_spends_replays_operations(name, settings, replay):
     """To half of one of its steps, and to 1 % where a task has 50 steps or more."""
     steps = {}

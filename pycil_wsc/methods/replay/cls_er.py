@@ -1,3 +1,4 @@
+import contextlib
 import copy
 from dataclasses import dataclass, replace
 
@@ -13,18 +14,23 @@ from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.heads import part_of
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
+from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 
 
 @register_learner("cls_er", epochs=70, milestones=[30, 50])
 class CLSER(Replay):
-    """Complementary learning systems with ER (Arani et al., ICLR 2022, https://arxiv.org/abs/2201.12604).
+    """Complementary learning systems with ER (Arani et al., ICLR 2022, https://arxiv.org/abs/2201.12604), as the
+    authors' code has it.
 
     Two moving averages of the weights are updated after a random fraction of the steps, the plastic one more often than
-    the stable one. Replayed logits are drawn to those of the average that gives the label the higher probability; the
-    averages see the exemplars of a batch alone. The stable average is tested, and the next task goes on from the
-    weights that were trained. Statistics of batch norm are averaged, too.
+    the stable one. Logits of a replayed batch are drawn to those of the average that gives the label the higher
+    probability. The averages see the replayed batches in training mode, from which they have their statistics of batch
+    norm. The stable average is tested, and the next task goes on from the weights that were trained.
+
+    With ``memory_update`` "task", exemplars are among the images of a batch, and both averages are in evaluation mode:
+    their statistics of batch norm are averages, too.
     """
 
     @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class CLSER(Replay):
 
     class Plan(Replay.Plan):
         needs_exemplars = True
+        memory_updates = ("step", "task")
         averages = True
         plain_first_task = False  # its average is tested
 
@@ -95,20 +102,35 @@ class CLSER(Replay):
 
     @torch.no_grad()
     def before_step(self, batch: Batch) -> Batch:
-        """Add the logits of the surer average, (B, classes) float32; 0 in the rows of the task's own images."""
+        """Add the logits of the surer average, (B, classes) float32: of a replayed batch, or of the exemplars in the
+        batch, with 0 in the rows of the task's own images.
+        """
+        if self.config.by_step:
+            wanted = tuple(self._surer(replayed.images, replayed.targets[:, None]) for replayed in batch.replay)
+            return replace(batch, drawn=(*batch.drawn, *wanted))
         if not len(self.memory):
             return batch
         rows = batch.exemplar_rows
         wanted = torch.zeros(len(batch), self.network.head.out_features, device=self.device)
         if len(rows):
-            images, labels = batch.images[rows], batch.targets[rows, None]
-            with self.precision.autocast():
-                plastic, stable = self.plastic(images).float(), self.stable(images).float()
-            surer = stable.softmax(1).gather(1, labels) > plastic.softmax(1).gather(1, labels)
-            wanted.index_copy_(0, rows, torch.where(surer, stable, plastic))
+            wanted.index_copy_(0, rows, self._surer(batch.images[rows], batch.targets[rows, None]))
         return replace(batch, drawn=(*batch.drawn, wanted))
 
+    def _surer(self, images, labels):
+        """The logits of the average that gives the labels (B, 1) the higher probability: (B, classes)."""
+        synced = contextlib.nullcontext()
+        if self.config.by_step:
+            synced = synced_batch_norm(self.processes)
+            self.stable.train()
+            self.plastic.train()
+        with self.precision.autocast(), synced:
+            stable, plastic = self.stable(images).float(), self.plastic(images).float()
+        surer = stable.softmax(1).gather(1, labels) > plastic.softmax(1).gather(1, labels)
+        return torch.where(surer, stable, plastic)
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        if self.config.by_step:
+            return self.joined_loss(batch)
         if not len(self.memory):
             return super().loss(batch)
         *_, wanted = batch.drawn
@@ -116,6 +138,18 @@ class CLSER(Replay):
         distances = (logits - wanted).square().mean(1)
         replayed = self.over.mean(distances, batch.from_memory)
         return self.cross_entropy(logits, batch.targets) + self.config.options.consistency * replayed, logits
+
+    def joined_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """With ``memory_update`` "step": of the batch and a replayed one, which the network sees twice."""
+        consistency = batch.targets.new_zeros((), dtype=torch.float32)
+        for replayed, wanted in zip(batch.replay, batch.drawn):
+            distances = (self.network(replayed.images).float() - wanted).square().mean(1)
+            consistency = consistency + self.over.mean(distances, batch=batch)
+        both = batch.joined()
+        logits = self.network(both.images).float()
+        errors = self.cross_entropy(logits, both.targets, reduction="none")
+        loss = self.over.mean(errors, batch=batch) + self.config.options.consistency * consistency
+        return loss, logits[: len(batch)]
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -130,7 +164,10 @@ class CLSER(Replay):
 
     def _update(self, average, decay):
         decay = min(1 - 1 / (self.steps + 1), decay)
-        torch._foreach_lerp_(tensors(average), tensors(self.network), 1 - decay)
+        parts = (list(average.parameters()), list(self.network.parameters()))
+        if not self.config.by_step:
+            parts = (tensors(average), tensors(self.network))
+        torch._foreach_lerp_(*parts, 1 - decay)
 
     @torch.no_grad()
     def end_task(self, task: Task) -> None:

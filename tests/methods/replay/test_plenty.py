@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.methods import BATCH, SILENT, TARGETS, after, grown, negative_log_likelihood, perturb
+from support import methods
+from support.methods import BATCH, SILENT, TARGETS, negative_log_likelihood, perturb
 from support.small_runs import batch_of
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
@@ -20,6 +21,15 @@ from pycil_wsc.training.step.cost import Operations
 
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
 INDICES = torch.tensor([5, 60, 7, 30, 80, 12])
+
+
+def after(name, tasks, data, tmp_path, **keys):
+    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
+    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
+
+
+def grown(name, tasks, data, tmp_path, **keys):
+    return methods.grown(name, tasks, data, tmp_path, memory_update="task", **keys)
 
 
 def second_task(name, digits, tmp_path, **keys):
