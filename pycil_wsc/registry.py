@@ -241,6 +241,14 @@ analyses = Registry("analysis", _modules_in("studies"))
 metrics = Registry("metric", ["pycil_wsc.results.metrics"])
 
 
+def spelled(name: str) -> str:
+    """The learner that ``name`` is a spelling of: ``er_ace`` of ``ER-ACE``, ``derpp`` of ``der++``; else ``name``."""
+    if name in learners:
+        return name
+    alike = [known for known in learners if comparable(known) == comparable(name)]
+    return alike[0] if len(alike) == 1 else name
+
+
 def check_dataset(name: str) -> None:
     """Raise :class:`UserError` unless a data set ``name`` is registered; for a folder or file, say how to name it."""
     if name in datasets:

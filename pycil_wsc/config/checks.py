@@ -45,6 +45,7 @@ def check(config: Config) -> None:
     _check_wsc(config.wsc)
     _check_backbone(config)
     _check_memory(config, method)
+    _check_stream(config, method)
     for name in config.analyse:
         registry.analyses[name]
     if config.consolidate and (reason := _why_not_consolidated(method)):
@@ -136,6 +137,26 @@ def _check_memory(config: Config, method: "Plan") -> None:
         )
     if (config.consolidate or method.consolidates) and config.wsc.trigger == "held_out":
         raise UserError("wsc.trigger: 'held_out' does not work with memory_update 'step'; use another trigger")
+
+
+def _check_stream(config: Config, method: "Plan") -> None:
+    """Of one pass, and of tasks that share classes."""
+    if config.online:
+        lengths = vars(config) | vars(config.options)
+        several = [name for name in ("init_epoch", *method.epoch_keys) if lengths[name] != 1]
+        if several and set(several) <= {"init_epoch", "epochs"}:
+            raise UserError(f"online: each image is seen once, but '{several[0]}' is not 1; leave it out")
+        if several or method.epoch_keys != ("epochs",) or method.starts_anew:
+            raise UserError(f"online: '{config.model_name}' needs several passes over its images; use another method")
+    if config.blurry and not (config.by_step and method.task_free):
+        task_free = " with task_free" if config.model_name == "er_ace" else ""
+        raise UserError(
+            f"blurry: '{config.model_name}' needs to know the tasks; use a method that does not{task_free}: er, derpp, "
+            "dark_er, cls_er or er_ace, with memory_update 'step'"
+        )
+    if config.blurry and (not config.whole_head or config.max_tasks is not None):
+        name = "head" if not config.whole_head else "max_tasks"
+        raise UserError(f"blurry: a task has images of all classes of the run; leave '{name}' out")
 
 
 def _updates_of(name: str) -> tuple[str, ...]:

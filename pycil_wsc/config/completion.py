@@ -21,12 +21,23 @@ if TYPE_CHECKING:
     from pycil_wsc.training.learner import BaseLearner
 
 BY_STEP = {"exemplars": "reservoir", "fixed_memory": False}  # defaults with `memory_update` "step"
+ONLINE = {  # defaults with `online`, as in Mai et al., Online continual learning in image classification, 2022
+    "batch_size": 10,
+    "init_epoch": 1,
+    "epochs": 1,
+    "init_milestones": (),
+    "milestones": (),
+    "momentum": 0.0,
+    "init_weight_decay": 0.0,
+    "weight_decay": 0.0,
+}
 LARGEST_FACTOR = 1000  # by which a budget may multiply the methods' epochs
 
 
 def complete(flat: Mapping[str, Json]) -> Config:
     """The configuration of a class-incremental run."""
-    model_name = KEYS["model_name"].check(flat.get("model_name", KEYS["model_name"].default))
+    model_name = registry.spelled(KEYS["model_name"].check(flat.get("model_name", KEYS["model_name"].default)))
+    flat = {**flat, "model_name": model_name}
     learner = registry.learners[model_name]
     backbone = {name: value for name, value in flat.items() if name.startswith(BACKBONE_OPTION)}
     known = {*known_keys(), *DIRECTIVES}
@@ -42,6 +53,8 @@ def complete(flat: Mapping[str, Json]) -> Config:
     update = KEYS["memory_update"].check(flat.get("memory_update", default["memory_update"]))
     if update == "step":
         default |= BY_STEP
+    if KEYS["online"].check(flat.get("online", False)):
+        default |= ONLINE
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
     budget = _budget_of(flat.get("budget", "pycil"))
     if twice := [name for name in budget.keys if name in given]:

@@ -64,6 +64,13 @@ class RunOptions:
     label: str = key(
         "", "name of the method in tables and figures; empty: the learner's name", decides="name", only="experiments"
     )
+    evaluate_every: int | None = key(
+        None,
+        "test also after every so many optimiser steps, and report the area under the curve of these accuracies; null:"
+        " after each task only",
+        low=1,
+        only="experiments",
+    )
     seed: int = key(
         1993,
         "seed of the class order, initial weights, batches, augmentation and exemplars",

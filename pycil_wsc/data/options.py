@@ -65,6 +65,16 @@ class TaskOptions:
         only="experiments",
         instead="tasks",
     )
+    blurry: float = key(
+        0.0,
+        "share of each task's images that come from the classes of other tasks, equally many from each; for methods"
+        " that need no task identity ([Streams and domains](streams.md#blurry-boundaries))",
+        low=0,
+        below=1,
+        decides="data",
+        only="experiments",
+        instead="tasks",
+    )
     max_tasks: int | None = key(
         None,
         "for trials: learn only this many tasks, the first ones; null: all",

@@ -135,6 +135,8 @@ class ImageResult(Result):
     new_known_curve: Numbers | None = None
     class_accuracies: Numbers | None = None
     weakest_tenth: Number | None = None
+    anytime_curve: Lists | None = None
+    anytime_auc: Number | None = None
     train_loss: Curves | None = None
     train_accuracy: Json = None
     confusion: Lists | None = None

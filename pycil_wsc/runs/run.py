@@ -31,7 +31,7 @@ from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.planning import check_plan, plan_of, too_slow
 from pycil_wsc.runs.progress import Progress, print_task
 from pycil_wsc.runs.result import result_of
-from pycil_wsc.runs.testing import Evaluator
+from pycil_wsc.runs.testing import Anytime, Evaluator
 from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
 from pycil_wsc.training.learner_state import first_task_state
@@ -79,11 +79,13 @@ class Run(Monitor):
         self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
         self.evaluator = Evaluator(self.learner, self.test_source, self._check, dataset.train.images)
+        self.anytime = Anytime(self.learner, self.test_source, config.evaluate_every)
         self.records = Records(config.analyse, self.learner, self.folder)
         self.plan = plan_of(config, self.manager, start)  # training images of each task
         self.remarks = remarks(config, self.manager)  # to be said once
         if line := line_of(dataset.left_out):
             self.remarks.append(line)
+        self.task = 0  # the index of the present one
         self.first_task = ""  # the name of its file, as the first task began: it is of this device and code
         self.resumes = False  # whether the run resumes from a checkpoint and has not reported it yet
         self.saved_at, self.pause = time.perf_counter(), config.checkpoint_seconds
@@ -122,7 +124,7 @@ class Run(Monitor):
                 self._learn(task, resume)
                 resume = None
                 self.journal.tick()
-                self.journal.task_ended(self.evaluator.test(task))
+                self.journal.task_ended(self.evaluator.test(task) | self.anytime.taken())
                 if self.config.save_weights == "every" and self.processes.first:
                     save_weights(self.folder, self.learner, self.config, task.index)
                 self._checkpoint(end_of(task), None)
@@ -145,6 +147,7 @@ class Run(Monitor):
 
     def _learn(self, task, resume):
         """Learn a task, on as many images as planned."""
+        self.task = task.index
         self.journal.bar.begin(task.index)
         while self.remarks:
             self.journal.say(self.remarks.pop(0))
@@ -196,6 +199,10 @@ class Run(Monitor):
 
     def step(self, images: int) -> None:
         self.journal.bar.step(images * self.processes.count)
+        if self.anytime.due():
+            self.journal.tick("train_seconds")
+            self.anytime.test(self.manager.tasks[self.task])
+            self.journal.tick()  # testing does not count as training
 
     def epoch_ended(self, task: Task, run: PhaseRun, epoch: int, loss: float, accuracy: float) -> None:
         self.journal.epoch_ended(run, epoch, loss, accuracy)
@@ -246,6 +253,7 @@ class Run(Monitor):
             "first_task": self.first_task,
             "records": self.records.state_dict(),
             "confusion": self.evaluator.confusion,
+            "anytime": self.anytime.state_dict(),
             "identity": self.config.identity(),
             "data": self.data,
         }
@@ -272,6 +280,8 @@ class Run(Monitor):
         self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
         self.records.load_state_dict(copy.deepcopy(state["records"]))
         self.evaluator.confusion = state["confusion"]
+        if "anytime" in state:  # missing in checkpoints of earlier versions
+            self.anytime.load_state_dict(state["anytime"])
         self._renew_plan(state)
         position = state["position"]
         self.resumes = found is not None

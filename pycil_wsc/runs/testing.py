@@ -3,15 +3,67 @@
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.files import Json
 from pycil_wsc.results import metrics
 from pycil_wsc.runs.held import held
 from pycil_wsc.runs.predictions import predictions, predictions_of
+from pycil_wsc.state import State
 from pycil_wsc.training.learner import BaseLearner
+
+
+class Anytime:
+    """The accuracy on all classes seen after every ``every``-th optimiser step of the run; None: never.
+
+    Attributes:
+        steps: optimiser steps so far.
+        curve: [steps, accuracy in percent] of each test within the current task.
+    """
+
+    def __init__(self, learner: BaseLearner, source: Source, every: int | None) -> None:
+        self.learner = learner
+        self.source = source
+        self.every = every
+        self.steps = 0
+        self.curve: list[list[float]] = []
+
+    def due(self) -> bool:
+        """Count a step; whether a test is due."""
+        if self.every is None:
+            return False
+        self.steps += 1
+        return self.steps % self.every == 0
+
+    def test(self, task: Task) -> None:
+        """Test the learner within a task, and leave its modes as they are."""
+        learner = self.learner
+        if not len(task.test_indices):
+            return
+        targets = learner.manager.test_targets
+        right = torch.zeros((), dtype=torch.int64, device=learner.device)
+        with restored_modes(learner):
+            for features, labels in learner.outputs.in_batches(self.source, task.test_indices, targets):
+                with torch.inference_mode(), learner.precision.autocast():
+                    right += (learner.classify(features).argmax(1) == labels).sum()
+        accuracy = 100 * learner.processes.sum(right).item() / len(task.test_indices)
+        self.curve.append([self.steps, accuracy])
+
+    def taken(self) -> dict[str, Json]:
+        """The tests of the task that has ended, for its line of ``metrics.jsonl``; nothing without any."""
+        curve, self.curve = self.curve, []
+        return {"anytime": curve} if self.every is not None else {}
+
+    def state_dict(self) -> State:
+        return {"steps": self.steps, "curve": [list(point) for point in self.curve]}
+
+    def load_state_dict(self, state: State) -> None:
+        self.steps = state["steps"]
+        self.curve = [list(point) for point in state["curve"]]
 
 
 class Evaluator:

@@ -246,7 +246,10 @@ class BaseLearner(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """(B, d) features -> (B, classes) logits, of the classes seen."""
-        logits = self.network.classify(features)
+        return self.known(self.network.classify(features))
+
+    def known(self, logits: Tensor) -> Tensor:
+        """Those of ``logits`` (B, any) that are of the classes seen: (B, classes)."""
         return logits[:, : self.num_known] if self.config.whole_head else logits
 
     def predict(self, images: Tensor) -> Tensor:

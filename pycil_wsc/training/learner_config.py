@@ -15,6 +15,12 @@ CONSOLIDATED = "+wsc"  # ends the names of methods to which Weight Space Consoli
 class ScheduleOptions:
     """Epochs and learning rates of the first task (`init_*`) and of later ones."""
 
+    online: bool = key(
+        False,
+        "one pass: each image is seen once. Defaults are then batches of 10, and a constant learning rate without"
+        " momentum or weight decay ([Streams and domains](streams.md#one-pass))",
+        sets_defaults=True,
+    )
     init_epoch: int = key(200, "epochs of the first task", low=1, like="epochs", by_method=True)
     init_lr: float = key(0.1, "learning rate of the first task", low=0, affects="accuracy", like="lrate")
     init_milestones: tuple[int, ...] = key(

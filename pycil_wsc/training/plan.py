@@ -36,6 +36,7 @@ class Plan:
         needs_new_classes: whether it cannot learn a task that brings only new images of known classes.
         averages: whether it averages the weights itself, so that it cannot be consolidated.
         memory_updates: the values of ``memory_update`` that it can do; the first one is its default.
+        task_free: whether it needs no task identity with "step", so that tasks may share classes (``blurry``).
         fills_by_step: with "step", whether each step fills the memory, and not the method itself.
         ring: with "step", whether the memory is a ring for each task, whatever ``exemplars`` says.
         any_head: whether the key ``head`` may be "all" with "task" too.
@@ -57,6 +58,7 @@ class Plan:
     needs_new_classes: bool = False
     averages: bool = False
     memory_updates: tuple[str, ...] = ("task",)
+    task_free: bool = False
     fills_by_step: bool = True
     ring: bool = False
     any_head: bool = False

@@ -484,7 +484,7 @@ def test_a_language_model_learns_as_on_the_cpu(tmp_path):
             {},
             "has no 'aten::_fused_sgd_', in loop.py line ",
         ),
-        ({"operators": ["aten::nan_to_num"]}, {"model_name": "derpp"}, "in derpp.py line "),  # of its second task
+        ({"operators": ["aten::nan_to_num"]}, {"model_name": "derpp"}, "in dark_er.py line "),  # of its second task
     ],
 )
 def test_what_a_device_lacks_is_one_line_before_training(lacks, keys, message, settings, rehearsed):

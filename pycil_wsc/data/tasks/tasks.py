@@ -9,6 +9,7 @@ import numpy as np
 from pycil_wsc.data.options import SeededTasks
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
+from pycil_wsc.seeding import derived_seed
 
 MOST_SHOWN = 20  # tasks in a line
 
@@ -97,6 +98,9 @@ class DataManager(TaskSequence):
     With ``shuffle``, the class order is numpy's legacy permutation for ``seed`` (so seed 1993 gives PyCIL's order);
     otherwise it is the data set's. The first task has ``init_cls`` classes, each later one ``increment``, and the last
     one the remaining classes; or each task has as many as ``increments`` says.
+
+    ``blurry``: the share of each task's images that change places with those of other tasks (:func:`blurred`). The
+    task of a class, and of its test images, stays.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class DataManager(TaskSequence):
         init_cls: int,
         increment: int,
         increments: Sequence[int] = (),
+        blurry: float = 0.0,
     ) -> None:
         num_classes = dataset.info.num_classes
         if increments:
@@ -120,8 +125,26 @@ class DataManager(TaskSequence):
         order = np.random.RandomState(seed).permutation(num_classes) if shuffle else np.arange(num_classes)
         position = np.argsort(order)
         targets = [position[split.targets] for split in (dataset.train, dataset.test)]
-        tasks = [np.searchsorted(boundaries, each, side="right") - 1 for each in targets]
-        super().__init__(order.tolist(), boundaries, *targets, *tasks)
+        train, test = (np.searchsorted(boundaries, each, side="right") - 1 for each in targets)
+        super().__init__(order.tolist(), boundaries, *targets, blurred(train, blurry, seed), test)
+        self.train_tasks = train
+
+
+def blurred(tasks: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """The tasks (N,) of samples, where this ``share`` of each task's, drawn by ``seed``, is divided equally among the
+    other tasks.
+    """
+    number = int(tasks.max(initial=0)) + 1
+    changed = tasks.copy()
+    if not share or number == 1:
+        return changed
+    for task in range(number):
+        rng = np.random.default_rng(derived_seed(seed, "blurry", task))
+        samples = np.flatnonzero(tasks == task)
+        given = rng.permutation(samples)[: round(share * len(samples))]
+        others = rng.permutation([other for other in range(number) if other != task])
+        changed[given] = np.resize(others, len(given))
+    return changed
 
 
 class TaskStream(TaskSequence):
@@ -145,7 +168,7 @@ def tasks_of(dataset: Dataset, config: SeededTasks) -> TaskSequence:
     if dataset.arrivals is not None:
         sequence = TaskStream(dataset)
     else:
-        sizes = config.init_cls, config.increment, config.increments
+        sizes = config.init_cls, config.increment, config.increments, config.blurry
         sequence = DataManager(dataset, config.shuffle, config.seed, *sizes)
     return sequence if config.max_tasks is None else sequence.first(config.max_tasks)
 

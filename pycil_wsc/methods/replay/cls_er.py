@@ -12,6 +12,7 @@ from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.heads import part_of
+from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
@@ -66,11 +67,12 @@ class CLSER(Replay):
     class Plan(Replay.Plan):
         needs_exemplars = True
         memory_updates = ("step", "task")
+        task_free = True
         averages = True
         plain_first_task = False  # its average is tested
 
-    plastic: nn.Module
-    stable: nn.Module
+    plastic: IncrementalNet
+    stable: IncrementalNet
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
@@ -168,6 +170,13 @@ class CLSER(Replay):
         if not self.config.by_step:
             parts = (tensors(average), tensors(self.network))
         torch._foreach_lerp_(*parts, 1 - decay)
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Of the stable average, also while a task is trained."""
+        return self.stable.extract(images)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.known(self.stable.classify(features))
 
     @torch.no_grad()
     def end_task(self, task: Task) -> None:

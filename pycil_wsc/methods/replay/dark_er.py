@@ -23,6 +23,7 @@ class DarkER(BaseLearner):
 
     class Plan(BaseLearner.Plan):
         memory_updates = ("step",)
+        task_free = True
 
         def stored_bytes(self, num_seen: int) -> int:
             return 4 * num_seen  # float32 logits

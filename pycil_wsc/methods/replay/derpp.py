@@ -36,6 +36,7 @@ class DERpp(Replay):
     class Plan(Replay.Plan):
         needs_exemplars = True
         memory_updates = ("step", "task")
+        task_free = True
 
         def stored_bytes(self, num_seen: int) -> int:
             return 4 * num_seen  # float32 logits

@@ -14,6 +14,7 @@ class ER(BaseLearner):
 
     class Plan(BaseLearner.Plan):
         memory_updates = ("step",)
+        task_free = True
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         both = batch.joined()

@@ -44,6 +44,10 @@ class ERACE(Replay):
         needs_exemplars = True
         memory_updates = ("step", "task")
 
+        @property
+        def task_free(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return self.config.options.task_free
+
         def draws(self, task: Task) -> tuple[Draw, ...]:
             return (Draw(),) if task.index or self.config.options.task_free else ()
 

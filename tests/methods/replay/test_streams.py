@@ -10,10 +10,12 @@ import pytest
 import torch
 from reference import mammoth
 from support.methods import SILENT
-from support.small_runs import SETTINGS, run_of, small_data, uncounted
+from support.small_runs import SETTINGS, killed_at, run_of, small_data, uncounted, without_measurements
 
 from pycil_wsc import seeding
+from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.memory.stream import NONE
+from pycil_wsc.data.tasks.tasks import blurred
 
 SIZE = 10
 RATE = {"momentum": 0.9, "weight_decay": 1e-3}
@@ -117,3 +119,91 @@ def test_two_tasks_are_mammoths_at_equal_draws(name, folder):
 @pytest.mark.parametrize("name, mistake", [(name, each) for name, some in MISTAKES.items() for each in some])
 def test_the_comparison_notices_a_slip(name, mistake, folder):
     assert difference(name, folder, (mistake,)) > 1e-3
+
+
+# ---- protocols -------------------------------------------------------------------------------------------------------
+
+ONLINE = {"model_name": "er", "online": True, "batch_size": 5, "memory_size": 8, "precision": "fp32"}
+
+
+def executed(settings, **keys):
+    run = run_of(settings | {"init_epoch": 1, "epochs": 1} | ONLINE | keys)
+    return run, run.execute()
+
+
+def test_names_are_understood_as_they_are_spelled():
+    assert [resolve({"model_name": name}).model_name for name in ("der++", "ER-ACE", "cls-er")] == [
+        "derpp",
+        "er_ace",
+        "cls_er",
+    ]
+
+
+def test_one_pass_shows_each_image_once_in_small_batches_at_a_constant_rate(settings):
+    config = resolve({"model_name": "er", "online": True})
+    assert (config.batch_size, config.init_epoch, config.epochs, config.momentum) == (10, 1, 1, 0)
+    assert not config.milestones and not config.weight_decay
+    run = run_of(settings | {"init_epoch": 1, "epochs": 1} | ONLINE)
+    shown = []
+    plain = run.learner.before_step
+
+    def noted(batch):
+        shown.extend(batch.indices.tolist())
+        return plain(batch)
+
+    with patch.object(run.learner, "before_step", noted):
+        result = run.execute()
+    assert sorted(shown) == list(range(72))
+    assert result["images_trained"] == 72 + 4 * 5 + 2 * 5 * 5, "and five exemplars in each step but the first"
+
+
+def test_the_memory_may_be_replayed_several_times_a_step(settings):
+    _, result = executed(settings, steps_per_batch=3)
+    assert result["images_trained"] == 3 * (72 + 4 * 5 + 2 * 5 * 5)
+
+
+def test_tests_within_a_task_change_nothing_and_their_mean_is_the_area_under_the_curve(settings):
+    run, plain = executed(settings, prefix="plain")
+    other, result = executed(settings, evaluate_every=5)  # each task has five steps
+    for ours, theirs in zip(run.learner.parameters(), other.learner.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert plain["anytime_auc"] is None and plain["anytime_curve"] is None
+    assert result["anytime_curve"] == [[5 * (task + 1), accuracy] for task, accuracy in enumerate(plain["curve"])]
+    assert result["anytime_auc"] == pytest.approx(np.mean(plain["curve"]))
+    finer = executed(settings, evaluate_every=2, prefix="finer")[1]["anytime_curve"]
+    assert [steps for steps, _ in finer] == [2, 4, 6, 8, 10, 12, 14]
+
+
+def test_a_stream_that_was_killed_ends_like_an_undisturbed_one(settings):
+    keys = {"model_name": "derpp", "evaluate_every": 2, "online": False, "init_epoch": 2, "epochs": 2}
+    _, expected = executed(settings, **keys, prefix="whole")
+    for checkpoint in (1, 3):
+        with killed_at(checkpoint):
+            executed(settings, **keys, prefix=f"killed{checkpoint}")
+        _, result = executed(settings, **keys, prefix=f"killed{checkpoint}")
+        assert without_measurements(result) == without_measurements(expected) | {"config": result["config"]}
+
+
+def test_blurry_tasks_give_a_share_of_their_images_to_each_other_in_equal_parts():
+    tasks = np.repeat([0, 1, 2], [20, 30, 40])
+    changed = blurred(tasks, 0.2, 7)
+    moves = {(task, other): ((tasks == task) & (changed == other)).sum() for task in range(3) for other in range(3)}
+    assert [moves[task, task] for task in range(3)] == [16, 24, 32]
+    assert sorted([moves[0, 1], moves[0, 2]]) == [2, 2] and sorted([moves[2, 0], moves[2, 1]]) == [4, 4]
+    assert not (blurred(tasks, 0.2, 8) == changed).all() and (blurred(tasks, 0.0, 7) == tasks).all()
+
+
+def test_a_method_that_needs_no_task_learns_blurry_ones_and_is_tested_on_the_classes_so_far(settings):
+    run, result = executed(settings, blurry=0.25)
+    first = run.manager.tasks[0]
+    labels = run.manager.train_targets[first.train_indices]
+    assert (labels < 2).sum() == 18 and (labels >= 2).sum() == 6
+    assert set(run.manager.test_targets[first.test_indices].tolist()) == {0, 1}
+    assert len(result["curve"]) == 3 and run.learner.network.head.out_features == 6
+
+
+def test_the_consolidation_works_on_a_stream(settings):
+    keys = {"wsc.warmup": 0.5, "wsc.average_every": 0.2, "consolidate": True}
+    _, result = executed(settings, **keys)
+    _, plain = executed(settings)
+    assert result["train_loss"][0] == plain["train_loss"][0] and result["curve"][1:] != plain["curve"][1:]
