@@ -329,7 +329,12 @@ class BaseLearner(nn.Module):
         return registry.optimizers[self.config.optimizer](groups, self.config)
 
     def cross_entropy(
-        self, logits: Tensor, targets: Tensor, classes: Tensor | None = None, weighted: bool = True, reduction: str = "mean"
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        classes: Tensor | None = None,
+        weighted: bool = True,
+        reduction: str = "mean",
     ) -> Tensor:
         """The mean cross-entropy with ``label_smoothing``: (n, classes) float32, (n,) -> scalar.
 

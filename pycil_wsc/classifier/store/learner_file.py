@@ -268,8 +268,14 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
     held = [index for indices in memory.values() for index in indices]
     _check(sorted(held) == list(range(len(labels))), "memory")
     _check(all(labels[index] == label for label, indices in memory.items() for index in indices), "memory")
+    slots = extra["memory"].get("slots")  # of a memory that steps fill, which may have an image twice
+    _check(slots is None or set(slots) == set(held), "memory")
+    _check(slots is None or [labels[slot] for slot in slots] == extra["memory"]["labels"], "memory")
     for stored in extra["stored"].values():
         indices = stored["indices"].tolist()
+        if slots is not None:
+            _check(indices == slots and len(slots) == len(stored["values"]), "values")
+            continue
         _check(set(indices) <= set(held) and len(set(indices)) == len(indices) == len(stored["values"]), "values")
 
 
