@@ -146,7 +146,7 @@ def _check_stream(config: Config, method: "Plan") -> None:
         several = [name for name in ("init_epoch", *method.epoch_keys) if lengths[name] != 1]
         if several and set(several) <= {"init_epoch", "epochs"}:
             raise UserError(f"online: each image is seen once, but '{several[0]}' is not 1; leave it out")
-        if several or method.epoch_keys != ("epochs",) or method.starts_anew:
+        if several or not method.one_phase or method.starts_anew:
             raise UserError(f"online: '{config.model_name}' needs several passes over its images; use another method")
     if config.blurry and not (config.by_step and method.task_free):
         task_free = " with task_free" if config.model_name == "er_ace" else ""
