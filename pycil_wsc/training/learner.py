@@ -79,6 +79,8 @@ class BaseLearner(nn.Module):
     Attributes:
         Options: a frozen dataclass of the method's own keys (:func:`pycil_wsc.keys.key`).
         Plan: what is known of the method before it has a network: facts, and arithmetic (:class:`.plan.Plan`).
+        restoring: whether a stopped run is being restored: in :meth:`begin_task` and :meth:`phases`, until the phase
+            that resumes has its state.
     """
 
     network: IncrementalNet  # what `build` returns
@@ -138,6 +140,7 @@ class BaseLearner(nn.Module):
         self.memory = configured_memory(config, self.plan)
         self.num_known = 0  # classes seen
         self.spent = Spent()
+        self.restoring = False
         with seeding.seeded(self.config.seed, "weights"):
             self.network = self.build()
         self._place()
@@ -409,6 +412,7 @@ class BaseLearner(nn.Module):
         self.grow_for(task)
         if isinstance(self.memory, StreamMemory):
             self.memory.limit(num_logits(self.config, task, self.manager), len(self.manager.tasks))
+        self.restoring = resume is not None
         if resume:
             self.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
         if self.plan.chooses_first:

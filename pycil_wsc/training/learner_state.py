@@ -29,6 +29,16 @@ def stored_of(state: State) -> State:
     return state[EXTRA][STORED]
 
 
+def parts_of(state: State) -> State:
+    """What ``get_extra_state`` of a learner returned: all that is not a tensor of its networks."""
+    return state[EXTRA]
+
+
+def with_parts(state: State, **parts: State) -> State:
+    """``state`` with other ``memory`` or ``stored``; it is left as it is."""
+    return {**state, EXTRA: {**state[EXTRA], **parts}}
+
+
 def without_exemplars(state: State) -> list[tuple[str, Json]]:
     """What else there is, with its names: the tensors of the networks, then the learner's other parts."""
     tensors = [(name, value) for name, value in state.items() if name != EXTRA]

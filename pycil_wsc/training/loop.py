@@ -28,6 +28,7 @@ def train(learner: Trainable, task: Task, monitor: Monitor, resume: Resume | Non
             learner.load_state_dict(resume.learner)
             phase.optimizer.load_state_dict(resume.optimizer)
             first = resume.epoch
+            learner.restoring = False
         fit(learner, task, run, first, monitor)
 
 

@@ -33,6 +33,7 @@ class Trainable(Protocol):
     balance: ClassWeights
     precision: Precision
     spent: Spent
+    restoring: bool
     plan: Plan
 
     @property

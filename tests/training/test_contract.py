@@ -446,6 +446,35 @@ def test_stages_that_are_no_maps_are_one_line():
             with_stages(backbone, torch.randn(2, 3, 6, 6))
 
 
+def test_a_hook_knows_whether_a_stopped_run_is_being_restored(settings, registered):
+    seen = []
+
+    class Watching(Replay):
+        class Plan(Replay.Plan):
+            one_phase = False
+            epoch_keys = ("epochs", "epochs")
+
+        def begin_task(self, task):
+            seen.append((task.index, "task", self.restoring))
+
+        def phases(self, task):
+            for number in range(2 if task.index else 1):
+                seen.append((task.index, number, self.restoring))
+                yield self.main_phase(task)
+
+        def after_epoch(self, task, run, epoch, loss):
+            assert not self.restoring
+
+    name = registered(Watching)
+    keys = {"model_name": name, "init_epoch": 1, "epochs": 2, "milestones": [], "max_tasks": 2}
+    with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 1, "epoch": 1}):
+        run_of(settings, **keys).execute()
+    assert seen == [(0, "task", False), (0, 0, False), (1, "task", False), (1, 0, False), (1, 1, False)]
+    seen.clear()
+    run_of(settings, **keys).execute()
+    assert seen == [(1, "task", True), (1, 0, True), (1, 1, True)]
+
+
 def test_quotas_may_differ_from_class_to_class(settings, registered):
     class Uneven(Replay):
         class Plan(Replay.Plan):

@@ -39,6 +39,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.runs.checkpoint import PARTS
 from pycil_wsc.runs.journal import new_curves
 from pycil_wsc.state import State, load_state, save_state
+from pycil_wsc.training.learner_state import parts_of
 
 COMPLETE = "a complete saved learner", "save or copy it again"
 FORMAT = 2
@@ -258,7 +259,7 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
     clock = state["clock"]
     _check({"train_seconds", "total_seconds", "saved_seconds"} == clock.keys() and _numbers(*clock.values()), "clock")
     _check(_numbers(state["peak_memory"]), "memory")
-    extra = state["learner"]["_extra_state"]
+    extra = parts_of(state["learner"])
     _check(_numbers(extra["images_trained"], extra["train_flops"], extra["memory"]["seen"]), "counts")
     _check(extra["images_trained"] == history[-1]["images_trained"], "counts")
     _check(extra["memory"]["tasks"] == tasks, "counts")

@@ -16,6 +16,7 @@ from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.stream import kept
 from pycil_wsc.data.types import Split
+from pycil_wsc.training.learner_state import memory_of, parts_of, with_parts
 
 NAMED = 3  # images that a line names
 
@@ -103,14 +104,14 @@ def without_exemplars(present: SavedLearner, gone: np.ndarray) -> SavedLearner:
         return present
     held, numbers = kept(present.held, np.flatnonzero(~gone))
     learner = present.state["learner"]
-    extra = learner["_extra_state"]
-    memory = StreamMemory if "slots" in extra["memory"] else ExemplarMemory
+    memory = StreamMemory if "slots" in memory_of(learner) else ExemplarMemory
     stored = {}
-    for name, values in extra.get("stored", {}).items():
+    for name, values in parts_of(learner).get("stored", {}).items():
         left = ~gone[values["indices"].numpy()]
         stored[name] = {part: tensor[left] for part, tensor in values.items()}
-    extra = {**extra, "memory": memory.renumbered(extra["memory"], numbers), "stored": renumbered(stored, numbers)}
-    return present._replace(held=held, state={**present.state, "learner": {**learner, "_extra_state": extra}})
+    exemplars = memory.renumbered(memory_of(learner), numbers)
+    learner = with_parts(learner, memory=exemplars, stored=renumbered(stored, numbers))
+    return present._replace(held=held, state={**present.state, "learner": learner})
 
 
 def counted(

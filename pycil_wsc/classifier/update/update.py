@@ -61,6 +61,7 @@ from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run, end_of, losses
 from pycil_wsc.seeding import lock_of_threads
 from pycil_wsc.training.learner import capacity_of
+from pycil_wsc.training.learner_state import memory_of, stored_of, with_parts
 from pycil_wsc.training.outputs import best_classes
 
 ONE_AT_A_TIME = lock_of_threads()  # training draws from the random generators of the process
@@ -245,9 +246,9 @@ def train(prepared: Prepared, work: Path) -> Trained:
     memory = run.learner.memory
     held, numbers = kept(stream, memory.indices)
     state = run.state(end_of(run.manager.tasks[-1]))
-    extra = state["learner"]["_extra_state"]
-    extra["memory"] = memory.renumbered(extra["memory"], numbers)
-    extra["stored"] = renumbered(extra["stored"], numbers)
+    learned = state["learner"]
+    exemplars = memory.renumbered(memory_of(learned), numbers)
+    state["learner"] = with_parts(learned, memory=exemplars, stored=renumbered(stored_of(learned), numbers))
     hashes = known_hashes_of((held.train, prepared.bookkeeping.held_out), prepared.hashes)
     return Trained(prepared, SavedLearner(values_of(before.config, prepared.config.tasks), held, state, hashes))
 

@@ -83,7 +83,7 @@ class COIL(DistillingLearner):
     def begin_task(self, task: Task) -> None:
         self.new = task.train_indices[self.manager.train_targets[task.train_indices] >= task.num_old]
         self.epoch, self.step, self.due = 0, 0, False
-        if not task.index or self.new_rows.any():  # resumed within the task: the transport is in the state
+        if not task.index or self.restoring:  # the transport is in the state
             return
         weight, rows = self.network.head.weight, self.transported(self.images_before(task), self.new)
         if not rows.any():

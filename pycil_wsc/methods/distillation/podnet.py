@@ -86,7 +86,7 @@ class PODNet(DistillingLearner):
         yield self.main_phase(task)
         if not task.index:
             return
-        if self.balanced is None:  # otherwise a stopped run resumes in the second phase
+        if not self.restoring:  # otherwise they are in the state
             seed, targets = seeding.derived_seed(self.config.seed, "balanced", task.index), self.manager.train_targets
             chosen = balanced_set(self.memory, task, targets, seed, self.outputs.features, self.processes.map)
             self.balanced = chosen.tolist()
