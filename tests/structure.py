@@ -198,6 +198,42 @@ def flat_folders(root: Path = ROOT) -> Counter:
     return Counter(path.parent.relative_to(root) for name, path in modules(root) if within(name, [PACKAGE]))
 
 
+STEP_OF_REPLAY = (  # in the order of docs/how_a_step_runs.md: what runs in a step, without the data path
+    "methods/replay/replay.py",
+    "training/learner.py",
+    "training/loop.py",
+    "training/phase.py",
+    "training/batches.py",
+    "training/step/backward.py",
+    "training/step/passes.py",
+)
+PREDICTION = (  # an image through Learner.predict
+    "classifier/learner.py",
+    "classifier/predict/answers.py",
+    "classifier/predict/classifier.py",
+    "classifier/predict/images.py",
+    "classifier/predict/model.py",
+    "training/outputs.py",
+)
+
+
+def walks(root: Path = ROOT) -> dict[str, list[str]]:
+    """{what to follow: the files to read}. Two are written out; for two, they are what is imported, or what reads the key."""
+    package = root / PACKAGE
+    names = {name: path for name, path in modules(root) if within(name, [PACKAGE])}
+    rooms = [f"{PACKAGE}.consolidation", f"{PACKAGE}.methods.consolidation"]
+    of_rooms = {name for name in names if within(name, rooms)}
+    wanted = {name: {module_of(target, of_rooms) for target in imports(names[name])} - {None} for name in of_rooms}
+    of_wsc = reachable(f"{PACKAGE}.methods.consolidation.wsc", wanted) | {f"{PACKAGE}.methods.consolidation.wsc"}
+    read = [path for path in names.values() if ".memory_per_class" in path.read_text()]
+    return {
+        "a step of Replay": list(STEP_OF_REPLAY),
+        "wsc as a whole": sorted(str(names[name].relative_to(package)) for name in of_wsc),
+        "memory_per_class": sorted(str(path.relative_to(package)) for path in read),
+        "an image through Learner.predict": list(PREDICTION),
+    }
+
+
 def long_lines(root: Path = ROOT) -> list[tuple[Path, int]]:
     """(file, number of lines over ``LINE_LENGTH`` columns) of the Python files that have any,
     tests and benchmarks too.
@@ -225,6 +261,8 @@ def main(root: Path) -> None:
     print(f"longest file: {lines} lines, {path.relative_to(root)}")
     (folder, count), *_ = flat_folders(root).most_common(1)
     print(f"largest flat folder: {count} files, {folder}")
+    for what, files in walks(root).items():
+        print(f"files to read for {what}: {len(files)} ({', '.join(files)})")
     print(f"members of the learner: {len(members(root, 'BaseLearner'))}")
     print(f"lines over {LINE_LENGTH} columns: {sum(count for _, count in long_lines(root))}")
     public = [function for *_, function, is_public in every if is_public]

@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from structure import ROOT, cycles
+from structure import ROOT, cycles, walks
 
 PACKAGE = ROOT / "pycil_wsc"
 WALK = (ROOT / "docs/how_a_step_runs.md").read_text(encoding="utf-8")
@@ -55,6 +55,12 @@ def test_a_learner_holds_the_objects_that_the_walk_names():
     text = (PACKAGE / "training/learner.py").read_text()
     for name, kind in re.findall(r"^\| `self\.(\w+)` .*`(\w+)` \|$", WALK, re.MULTILINE):
         assert f"self.{name} = {kind}(" in text
+
+
+def test_as_many_files_as_the_page_says_are_to_be_read():
+    for what, files in walks().items():
+        assert f"| {what} | {len(files)} |" in WALK
+        assert len(set(files)) == len(files) and all((PACKAGE / path).exists() for path in files)
 
 
 @pytest.fixture
