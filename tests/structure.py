@@ -218,7 +218,7 @@ PREDICTION = (  # an image through Learner.predict
 
 
 def walks(root: Path = ROOT) -> dict[str, list[str]]:
-    """{what to follow: the files to read}. Two are written out; for two, they are what is imported, or what reads the key."""
+    """{what to follow: the files to read}: two written out, what is imported of consolidation, and what reads a key."""
     package = root / PACKAGE
     names = {name: path for name, path in modules(root) if within(name, [PACKAGE])}
     rooms = [f"{PACKAGE}.consolidation", f"{PACKAGE}.methods.consolidation"]
