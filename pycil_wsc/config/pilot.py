@@ -59,7 +59,31 @@ UNREAD = {  # carried in the file of a method whose code does not read them
     "der": ("T",),
     "ease": ("vpt_type", "prompt_token_num"),
     "mos": ("ca_storage_efficient_method_choices", "M"),
+    **dict.fromkeys(("l2p", "dualprompt"), ("initializer", "reinit_optimizer")),  # each task has a new optimiser here
+    "coda_prompt": ("reinit_optimizer", "drop", "drop_path"),
 }
+OF_POOLS: dict[str, Json] = {  # the only values with which PILOT's code runs, or does what its method is
+    "get_original_backbone": True,
+    "prompt_pool": True,
+    "prompt_key": True,
+    "predefined_key": "",
+    "global_pool": "token",
+    "drop": 0,
+    "drop_path": 0,
+}
+ONLY: dict[str, dict[str, Json]] = {
+    "l2p": OF_POOLS,
+    "dualprompt": {
+        **OF_POOLS,
+        "head_type": "token",
+        "use_g_prompt": True,
+        "use_prefix_tune_for_g_prompt": True,
+        "use_e_prompt": True,
+        "use_prefix_tune_for_e_prompt": True,
+        "same_key_value": False,
+    },
+}
+MISSPELT = {"aper_aperpter": "aper_adapter"}  # the name of PILOT's file
 EVERYWHERE = ("print_forget",)
 REFUSED = {  # a value of a key -> why a file with it is not run
     ("ranpac", "use_RP"): (False, "without the projection, PILOT's code has no classifier; leave the key out"),
@@ -76,7 +100,7 @@ def names_in(file: Mapping[str, Json]) -> set[str]:
     if not is_pilots(file):
         return set()
     method = _method(file)
-    renamed = {MARK, *ALIASES.get(method, {}), *UNREAD.get(method, ()), *EVERYWHERE}
+    renamed = {MARK, *ALIASES.get(method, {}), *UNREAD.get(method, ()), *ONLY.get(method, {}), *EVERYWHERE}
     return renamed | {name for owner, name in REFUSED if owner == method}
 
 
@@ -91,6 +115,10 @@ def our_names(file: Mapping[str, Json]) -> dict[str, Json]:
     """The keys of one of PILOT's files by our names. Raises a :class:`UserError` for one that cannot be run."""
     method = _method(file)
     ours = {name: value for name, value in file.items() if name not in (*UNREAD.get(method, ()), *EVERYWHERE)}
+    ours["model_name"] = method
+    for name, value in ONLY.get(method, {}).items():
+        if ours.pop(name, value) != value:
+            raise UserError(f"{name}: only {shown(value)} is run here; leave the key out")
     backbone_type = ours.pop(MARK)
     if "convnet_type" not in ours:
         ours["convnet_type"] = backbone(backbone_type, method)
@@ -110,7 +138,8 @@ def our_names(file: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _method(file: Mapping[str, Json]) -> str:
-    return str(file.get("model_name")).lower()
+    name = str(file.get("model_name")).lower()
+    return MISSPELT.get(name, name)
 
 
 def _schedule(file: Mapping[str, Json], method: str) -> dict[str, Json]:

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +20,10 @@ from pycil_wsc.training.schedules import Schedule
 USUAL_TASKS = 10  # of benchmarks, where it is not known how many will come
 
 
-@dataclass(frozen=True)
-class CodaPromptOptions:
-    prompt_param: tuple[float, ...] = key(
-        (100, 8, 0.0),
-        "components of all tasks together (in a `Learner`, of ten), keys and values of a prompt together, and the "
-        "weight of the penalty for components that are not orthogonal",
-        low=0,
-    )
-    prompt_layers: tuple[int, ...] = key((0, 1, 2, 3, 4), "blocks with prompts, from 0; others are left out", low=0)
-
-
 class CodaNet(PromptedNet):
     """A prompt for each of some blocks, mixed from components by each image's features."""
 
-    def __init__(self, backbone: TunedTransformer, options: CodaPromptOptions, per_task: int):
+    def __init__(self, backbone: TunedTransformer, options: Any, per_task: int):
         length = int(options.prompt_param[1])
         self.blocks = [index for index in options.prompt_layers if index < backbone.depth]
         parts = [Components(per_task, length, backbone.dim) for _ in self.blocks]
@@ -88,7 +78,16 @@ class CodaPrompt(PromptedLearner):
     late. PILOT leaves the last, smaller batch of an epoch out; here no image is left out.
     """
 
-    Options = CodaPromptOptions
+    @dataclass(frozen=True)
+    class Options:
+        prompt_param: tuple[float, ...] = key(
+            (100, 8, 0.0),
+            "components of all tasks together (in a `Learner`, of ten), keys and values of a prompt together, and the "
+            "weight of the penalty for components that are not orthogonal",
+            low=0,
+        )
+        prompt_layers: tuple[int, ...] = key((0, 1, 2, 3, 4), "blocks with prompts, from 0; others are left out", low=0)
+
     network: CodaNet  # pyright: ignore[reportIncompatibleVariableOverride]
 
     class Plan(PromptedLearner.Plan):

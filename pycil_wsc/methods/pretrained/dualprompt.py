@@ -1,34 +1,19 @@
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from pycil_wsc.keys import key
-from pycil_wsc.methods.pretrained.l2p import PoolLearner, PoolNet, PoolOptions
+from pycil_wsc.methods.pretrained.l2p import PoolLearner, PoolNet
 from pycil_wsc.networks.tuning.pools import PromptPool, initial
 from pycil_wsc.networks.tuning.transformer import KeysAndValues, TunedTransformer
 from pycil_wsc.registry import register_learner
 
 
-@dataclass(frozen=True)
-class DualPromptOptions(PoolOptions):
-    top_k: int = key(1, "prompts that an image gets", low=1)
-    use_prompt_mask: bool = key(True, "in training, a task has `top_k` prompts of its own, while there are any left")
-    shared_prompt_pool: bool = key(True, "a task's own prompts begin as those of the task before")
-    g_prompt_length: int = key(5, "keys and values of the prompt that all tasks share", low=1)
-    g_prompt_layer_idx: tuple[int, ...] = key((0, 1), "blocks with this prompt, from 0; others are left out", low=0)
-    e_prompt_layer_idx: tuple[int, ...] = key((2, 3, 4), "blocks with the prompts of the pool, likewise", low=0)
-    prompts_by_halves: bool = key(
-        False,
-        "the first half of a batch gets the pool's keys as keys and as values, the other half its values, as in PILOT",
-    )
-
-
 class DualNet(PoolNet):
     """A prompt that all images share in the first blocks, and prompts from a pool in the next ones."""
 
-    options: DualPromptOptions
-
-    def __init__(self, backbone: TunedTransformer, options: DualPromptOptions):
+    def __init__(self, backbone: TunedTransformer, options: Any):
         e_blocks = [index for index in options.e_prompt_layer_idx if index < backbone.depth]
         g_blocks = [index for index in options.g_prompt_layer_idx if index < backbone.depth]
         dim, start = backbone.dim, options.prompt_key_init
@@ -88,7 +73,20 @@ class DualPrompt(PoolLearner):
     (``batchwise_test``).
     """
 
-    Options = DualPromptOptions
+    @dataclass(frozen=True)
+    class Options(PoolLearner.Options):
+        top_k: int = key(1, "prompts that an image gets", low=1)
+        use_prompt_mask: bool = key(
+            True, "in training, a task has `top_k` prompts of its own, while there are any left"
+        )
+        shared_prompt_pool: bool = key(True, "a task's own prompts begin as those of the task before")
+        g_prompt_length: int = key(5, "keys and values of the prompt that all tasks share", low=1)
+        g_prompt_layer_idx: tuple[int, ...] = key((0, 1), "blocks with this prompt, from 0; others are left out", low=0)
+        e_prompt_layer_idx: tuple[int, ...] = key((2, 3, 4), "blocks with the prompts of the pool, likewise", low=0)
+        prompts_by_halves: bool = key(
+            False,
+            "as in PILOT: half of a batch gets the pool's keys as keys and as values, the other half its values",
+        )
 
     def build(self) -> DualNet:
         return DualNet(TunedTransformer(self.new_backbone()), self.config.options)

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,46 +15,12 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 
 
-@dataclass(frozen=True)
-class PoolOptions:
-    """The pool of prompts; names and defaults are PILOT's."""
-
-    size: int = key(10, "prompts in the pool", low=1)
-    length: int = key(5, "tokens of a prompt", low=1)
-    top_k: int = key(5, "prompts that an image gets", low=1)
-    prompt_key_init: str = key("uniform", "initial prompts and keys", choices=("uniform", "zero"))
-    embedding_key: str = key(
-        "cls",
-        "the query: the features of the pre-trained model (`cls`), or the `mean`, the `max`imum, or both (`mean_max`), "
-        "of the embedded patches",
-        choices=("cls", "mean", "max", "mean_max"),
-    )
-    use_prompt_mask: bool = key(False, "in training, a task has `top_k` prompts of its own, while there are any left")
-    shared_prompt_pool: bool = key(False, "a task's own prompts begin as those of the task before")
-    shared_prompt_key: bool = key(False, "a task's own keys begin as those of the task before")
-    batchwise_prompt: bool = key(True, "in training, all images of a batch get the prompts that most of them choose")
-    batchwise_test: bool = key(
-        False, "so do test images, whose predictions then depend on each other, as those of PILOT do"
-    )
-    pull_constraint: bool = key(True, "pull the keys of the chosen prompts towards the queries")
-    pull_constraint_coeff: float = key(0.1, "weight of `pull_constraint`", low=0)
-
-
-@dataclass(frozen=True)
-class L2POptions(PoolOptions):
-    head_type: str = key(
-        "prompt",
-        "the tokens whose mean is classified: `prompt`, `token` (the class token), `token+prompt`, or `gap` (all)",
-        choices=("prompt", "token", "token+prompt", "gap"),
-    )
-
-
 class PoolNet(PromptedNet):
     """Prompts from a pool (L2P, DualPrompt)."""
 
     prompts: PromptPool  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, backbone: TunedTransformer, pool: PromptPool, options: PoolOptions):
+    def __init__(self, backbone: TunedTransformer, pool: PromptPool, options: Any):
         super().__init__(backbone, NormalHead, pool)
         self.options = options
 
@@ -80,8 +47,6 @@ class PoolNet(PromptedNet):
 class L2PNet(PoolNet):
     """Prompts are tokens beside those of the image, from the first block on."""
 
-    options: L2POptions
-
     def with_prompts(self, images: Tensor, chosen: Tensor) -> Tensor:
         backbone = self.backbone
         prompts = self.prompts.taken(chosen).flatten(1, 2)  # (B, top_k x length, dim)
@@ -97,6 +62,34 @@ class L2PNet(PoolNet):
 
 class PoolLearner(PromptedLearner):
     """The training of L2P and DualPrompt."""
+
+    @dataclass(frozen=True)
+    class Options:
+        """The pool of prompts; names and values are PILOT's."""
+
+        size: int = key(10, "prompts in the pool", low=1)
+        length: int = key(5, "tokens of a prompt", low=1)
+        top_k: int = key(5, "prompts that an image gets", low=1)
+        prompt_key_init: str = key("uniform", "initial prompts and keys", choices=("uniform", "zero"))
+        embedding_key: str = key(
+            "cls",
+            "the query: features of the pre-trained model (`cls`), or the `mean`, the `max`imum, or both (`mean_max`), "
+            "of the embedded patches",
+            choices=("cls", "mean", "max", "mean_max"),
+        )
+        use_prompt_mask: bool = key(
+            False, "in training, a task has `top_k` prompts of its own, while there are any left"
+        )
+        shared_prompt_pool: bool = key(False, "a task's own prompts begin as those of the task before")
+        shared_prompt_key: bool = key(False, "a task's own keys begin as those of the task before")
+        batchwise_prompt: bool = key(
+            True, "in training, all images of a batch get the prompts that most of them choose"
+        )
+        batchwise_test: bool = key(
+            False, "so do test images, whose predictions then depend on each other, as those of PILOT do"
+        )
+        pull_constraint: bool = key(True, "pull the keys of the chosen prompts towards the queries")
+        pull_constraint_coeff: float = key(0.1, "weight of `pull_constraint`", low=0)
 
     network: PoolNet  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -164,7 +157,13 @@ class L2P(PoolLearner):
     (``batchwise_test``).
     """
 
-    Options = L2POptions
+    @dataclass(frozen=True)
+    class Options(PoolLearner.Options):
+        head_type: str = key(
+            "prompt",
+            "the tokens whose mean is classified: `prompt`, `token` (the class token), `token+prompt`, or `gap` (all)",
+            choices=("prompt", "token", "token+prompt", "gap"),
+        )
 
     def build(self) -> L2PNet:
         options = self.config.options
