@@ -878,6 +878,18 @@ def test_each_method_of_the_study_has_the_best_of_its_trials():
         assert chosen[key] == max(mine, key=lambda run: run["average"]).get(key), chosen
 
 
+def test_the_gate_of_the_protocol_is_that_of_its_records():
+    """The clean training accuracy of every task, and the average accuracy on held-out images."""
+    folder = ROOT / "results/studies/fit_trials"
+    _, rows = rows_after(folder / "README.md", "seed 2101")
+    runs = {run["method"]: run for run in read(folder / "table.csv")}
+    for row, method in zip(rows, ("replay", "joint"), strict=True):
+        fitted = [runs[method][f"fitted_{task}"] for task in range(1, 6)]
+        assert row[2:] == [f"{min(fitted):.2f}", f"{fitted[-1]:.2f}", f"{runs[method]['average']:.2f}"]
+        assert min(fitted) >= 95
+    assert json.loads((ROOT / "exps/studies/fit_trials.json").read_text())["seed"] == 2101
+
+
 # ---- the list of records ---------------------------------------------------------------------------------------------
 
 
@@ -908,7 +920,7 @@ def test_commits_that_records_name_are_in_the_history_or_said_not_to_be():
                 missing[commit].add(path.relative_to(ROOT / "results").as_posix())
     _, rows = rows_after(ROOT / "results/README.md", "## Commits that are not in the history")
     listed = {commit: set(re.findall(r"`([^`]+)`", files)) for names, files in rows for commit in names.split(", ")}
-    assert listed == missing and len(listed) == 9
+    assert listed == missing and len(listed) == 10
 
 
 def test_the_note_on_the_runs_says_how_many_runs_of_a_night_had_another_processor():
