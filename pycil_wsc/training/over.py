@@ -53,6 +53,23 @@ class Over:
         half = own / (2 * self.processes.sum(own.detach()).sqrt().clamp(min=1e-12))
         return self.sum(half + half.detach(), batch)  # the halves add up to the norm; its gradient is that of one
 
+    def rows(self, own: Tensor, whole: int | None) -> tuple[Tensor, Tensor]:
+        """The rows of all processes, to whose own the gradients return. Does not synchronise with the device.
+
+        Args:
+            own: (n, d), those of this process's part of the batch (:attr:`Processes.share_of_each_batch`).
+            whole: the rows of all; None: as many as these (:attr:`.Batch.whole`).
+
+        Returns:
+            (``whole``, d) rows in the order of the batch, and int64 (n,), where this process's own stand.
+        """
+        processes = self.processes
+        places = processes.rank + processes.count * torch.arange(len(own), device=own.device)
+        if processes.count == 1:
+            return own, places
+        placed = own.new_zeros(whole or len(own), own.shape[1]).index_copy(0, places, own)
+        return _Sum.apply(placed, processes), places  # pyright: ignore[reportReturnType]
+
     def losses(self, losses: Tensor, own: int) -> Tensor:
         """The values of mean losses over the whole batch, from those of this process's ``own`` images: (n,) -> (n,)."""
         losses = losses.detach()
@@ -103,3 +120,16 @@ class ClassWeights:
         self.used = True
         assert self.table is not None
         return errors * (self.rows if classes is None else self.table[classes])
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over processes, whose gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor, processes: Processes) -> Tensor:
+        ctx.processes = processes
+        return processes.sum(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.processes.sum(gradient), None

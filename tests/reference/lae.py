@@ -1,21 +1,32 @@
-"""Slow twin of LAE, written from PILOT's arithmetic. A module: its parameters by name."""
+"""Slow twin of LAE, written from PILOT's arithmetic. ``values``: the parameters of a set of modules by name."""
 
-from torch.nn.functional import gelu, linear
+import torch
+from torch.nn.functional import gelu
 
 
 def inserted(kind, values):
-    """What a module puts into its block, for :func:`reference.transformer.block`."""
+    """What the modules put into their blocks, for :func:`reference.tuning.features`."""
+    blocks = sorted({name.partition(".")[0] for name in values})
+    of = {block: {n.partition(".")[2]: v for n, v in values.items() if n.startswith(f"{block}.")} for block in blocks}
     if kind == "Prefix":
-        scaled = values["key.scale"] * values["key.tokens"], values["value.scale"] * values["value.tokens"]
-        return {"prefix": scaled}
+        return {"prefixes": {int(block): prefix(own) for block, own in of.items()}}
     if kind == "LoRA":
-        return {"lora": [values[f"{name}.scale"] * values[f"{name}.up"] @ values[f"{name}.down"] for name in "kv"]}
+        return {"lora": {int(block): products(own) for block, own in of.items()}}
+    return {"adapters": {int(block): adapter(own) for block, own in of.items()}}
 
-    def adapter(tokens):
-        hidden = gelu(linear(tokens, values["down.weight"], values["down.bias"]))
-        return values["scale"] * linear(hidden, values["up.weight"], values["up.bias"])
 
-    return {"beside_attention": adapter}
+def prefix(own):
+    keys, values = own["keys"] * own["key_scale"], own["values"] * own["value_scale"]
+    return {"keys": keys, "values": values, "calibrated": True}
+
+
+def products(own):
+    return [own[f"scale.{part}"] * (own[f"up.{part}"] @ own[f"down.{part}"]) for part in range(2)]
+
+
+def adapter(own):
+    names = {"down": "down.weight", "b": "down.bias", "up": "up.weight", "c": "up.bias", "factor": "scale"}
+    return {short: own[name] for short, name in names.items()} | {"mode": "branch", "place": "attn", "act": gelu}
 
 
 def averaged(average, values, decay):
@@ -25,4 +36,4 @@ def averaged(average, values, decay):
 
 def scores(online, offline):
     """The larger probability of each class: (B, classes) logits of both models."""
-    return online.softmax(1).maximum(offline.softmax(1))
+    return torch.maximum(online.softmax(1), offline.softmax(1))

@@ -1,61 +1,60 @@
-"""Slow twin of MOS, image by image, written from PILOT's arithmetic. An adapter set: a list of tensors per block."""
+"""Slow twin of MOS, image by image, written from PILOT's arithmetic."""
 
 import torch
 from torch.nn.functional import cross_entropy
 
 
-def merge(blocks, earlier, momentum):
-    """Move the tensors of all blocks towards their mean over the ``earlier`` sets, in place."""
-    for number, tensors in enumerate(blocks):
-        for place, tensor in enumerate(tensors):
-            mean = sum(blocks_then[number][place].detach() for blocks_then in earlier) / len(earlier)
-            tensor.data = (1 - momentum) * tensor.data + momentum * mean
+def merge(adapters, earlier, momentum):
+    """Move tensors by name towards their mean over the ``earlier`` tasks' adapters, in place."""
+    for name, tensor in adapters.items():
+        mean = sum(task[name] for task in earlier) / len(earlier)
+        tensor.data = (1 - momentum) * tensor.data + momentum * mean
 
 
-def orthogonality(features, means, reg):
-    """Each row of the class means and the features is to be most similar to itself."""
-    rows = torch.stack([*means, *features])
+def orthogonality(features, means):
+    """Each class mean and each feature is to be more similar to itself than to the others."""
+    rows = [*means, *features]
     total = 0
     for number, row in enumerate(rows):
         similar = torch.stack([row @ other / 0.8 for other in rows])
         total = total + similar.logsumexp(0) - similar[number]
-    return reg * total / len(rows)
+    return total / len(rows)
 
 
-def refined(features, cosines, head, task_of, ensemble):
-    """The scores of one image: ``features`` of each task's adapters, ``cosines`` with the prototypes of all classes.
+def refined(features, prototypes, weight, bias, task_of, ensemble):
+    """The scores of one image: ``features`` (tasks, d), those with the adapters of each task.
 
-    Adapters are chosen again until they are those of the predicted class's task, at most four times.
+    Adapters are chosen again until they are those of the predicted class's task, four times at most.
     """
+    first = features[0]
+    cosines = torch.stack([first @ row / (first.norm() * row.norm()) for row in prototypes])
     chosen = task_of[int(cosines.argmax())]
     for _ in range(4):
-        logits = head(features[chosen])
+        logits = weight @ features[chosen] + bias
         predicted = task_of[int(logits.argmax())]
         if predicted == chosen:
             break
         chosen = predicted
-    if not ensemble:
-        return logits
-    return logits.softmax(0) + (cosines * len(features)).softmax(0)
+    return logits.softmax(0) + (cosines * len(features)).softmax(0) if ensemble else logits
 
 
-def statistics(rows, kind):
-    """The mean (d,) and covariance (d, d) of a class, from its features."""
+def covariance(rows):
+    """The mean (d,) and covariance (d, d) of a class's features."""
     mean = sum(rows) / len(rows)
-    covariance = sum(torch.outer(row - mean, row - mean) for row in rows) / (len(rows) - 1)
-    covariance = covariance + 1e-4 * torch.eye(len(mean))
-    return mean, covariance if kind == "covariance" else torch.diag(covariance.diag())
+    products = sum(torch.outer(row - mean, row - mean) for row in rows)
+    return mean, products / (len(rows) - 1) + 1e-4 * torch.eye(len(mean))
 
 
-def aligned(weight, bias, epochs, rate, decay):
-    """Train a linear classifier on the batches of each of ``epochs``, lists of (rows, labels)."""
+def aligned(weight, bias, batches, epochs, rate, decay):
+    """Train a linear classifier on ``batches`` of (rows, labels), equally many in each epoch."""
     weight, bias = (tensor.detach().clone().requires_grad_() for tensor in (weight, bias))
     optimizer = torch.optim.SGD([weight, bias], lr=rate, momentum=0.9, weight_decay=decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(epochs))
-    for batches in epochs:
-        for rows, labels in batches:
-            optimizer.zero_grad()
-            cross_entropy(rows @ weight.T + bias, labels).backward()
-            optimizer.step()
-        schedule.step()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    steps = len(batches) // epochs
+    for number, (rows, labels) in enumerate(batches, 1):
+        optimizer.zero_grad()
+        cross_entropy(rows @ weight.T + bias, labels).backward()
+        optimizer.step()
+        if number % steps == 0:
+            schedule.step()
     return weight.detach(), bias.detach()

@@ -13,8 +13,8 @@ def features(weights, heads, image, *, prompts=None, deep=None, prefixes=None, a
 
     prompts: tokens (p, d) after the class token and the registers. deep: for each block, tokens that it alone sees.
     prefixes: block -> keys and values (p, d), of which ``calibrated`` ones have a softmax of their own.
-    adapters: block -> (down, bias, up, bias, factor, mode, place). lora: block -> (B A of keys, B A of values), each
-    (d, d). scales: layer -> (factor, shift).
+    adapters: block -> (down, bias, up, bias, factor, mode, place, and act if it is not ReLU). lora: block -> (B A of
+    keys, B A of values), each (d, d). scales: layer -> (factor, shift).
     """
     scales = scales or {}
     tokens = embedded(weights, image, scales)
@@ -76,7 +76,7 @@ def joined(stream, normed, branch, gamma, adapter, place):
 
 
 def adapted(adapter, tokens):
-    hidden = torch.relu(tokens @ adapter["down"].T + adapter["b"])
+    hidden = adapter.get("act", torch.relu)(tokens @ adapter["down"].T + adapter["b"])
     return adapter["factor"] * (hidden @ adapter["up"].T + adapter["c"])
 
 

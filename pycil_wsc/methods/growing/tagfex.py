@@ -19,7 +19,6 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.processes import Processes
 
 
 @register_learner("tagfex", epochs=170, milestones=[80, 120, 150])
@@ -103,7 +102,7 @@ class TagFex(BaseLearner):
         """
         with torch.autocast(self.device.type, enabled=False):
             first, second = normalize(columns.float()).chunk(2)
-            both, places = whole_batch(torch.cat([first, second], 1), self.processes, whole or len(first))
+            both, places = self.over.rows(torch.cat([first, second], 1), whole)
             same, other = torch.cat([places, places + len(both)]), torch.cat([places + len(both), places])
             similarity = normalize(rows.float()) @ torch.cat(both.chunk(2, 1)).T / temperature
             return cross_entropy(similarity.scatter(1, same[:, None], -torch.inf), other)
@@ -229,34 +228,3 @@ class MergeAttention(nn.Module):
     def _split(self, tokens: Tensor, name: str) -> Tensor:
         """(B, tokens, C) -> (B, heads, tokens, C / heads)."""
         return (tokens @ self.weights[name]).unflatten(2, (self.heads, -1)).transpose(1, 2)
-
-
-def whole_batch(rows: Tensor, processes: Processes, whole: int) -> tuple[Tensor, Tensor]:
-    """The rows of all processes, to whose own the gradients return. Does not synchronise with the device.
-
-    Args:
-        rows: (n, d), those of this process's part of the batch (:attr:`Processes.share_of_each_batch`).
-        processes: they share the batch.
-        whole: the rows of all.
-
-    Returns:
-        (``whole``, d) rows in the order of the batch, and int64 (n,), where this process's own stand.
-    """
-    places = processes.rank + processes.count * torch.arange(len(rows), device=rows.device)
-    if processes.count == 1:
-        return rows, places
-    placed = rows.new_zeros(whole, rows.shape[1]).index_copy(0, places, rows)
-    return _Sum.apply(placed, processes), places  # pyright: ignore[reportReturnType]
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over processes, whose gradient is the sum of their gradients."""
-
-    @staticmethod
-    def forward(ctx, tensor: Tensor, processes: Processes) -> Tensor:
-        ctx.processes = processes
-        return processes.sum(tensor)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.processes.sum(gradient), None

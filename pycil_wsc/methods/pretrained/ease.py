@@ -19,6 +19,9 @@ from pycil_wsc.training.phase import Phase
 
 @register_learner(
     "ease",
+    convnet_type="timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
+    pretrained=True,
+    freeze=["backbone"],
     batch_size=48,
     **dict.fromkeys(("init_epoch", "epochs"), 20),
     **dict.fromkeys(("init_lr", "lrate"), 0.025),
@@ -61,12 +64,14 @@ class EASE(SimpleCIL):
             affects="accuracy",
         )
 
-    network: "SubspaceNet"
+    class Plan(SimpleCIL.Plan):
+        tunes = True
+        one_phase = True
+        needs_new_classes = True
+        expands = True
+        epoch_keys = ("epochs",)
 
-    one_phase = True
-    needs_new_classes = True
-    expands = True
-    epoch_keys = ("epochs",)
+    network: "SubspaceNet"
 
     def build(self) -> "SubspaceNet":
         return SubspaceNet(TunedTransformer(self.new_backbone()), self.config.options)

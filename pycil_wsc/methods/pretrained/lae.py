@@ -14,16 +14,22 @@ from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.optimization import apart
 from pycil_wsc.training.phase import Phase
 
 
 @register_learner(
     "lae",
+    convnet_type="timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
+    pretrained=True,
+    freeze=["backbone"],
     optimizer="adam",
     **dict.fromkeys(("init_epoch", "epochs"), 5),
     **dict.fromkeys(("init_lr", "lrate"), 0.0028125),
     **dict.fromkeys(("init_milestones", "milestones"), []),
     **dict.fromkeys(("init_weight_decay", "weight_decay"), 0.0),
+    memory_per_class=0,
+    memory_size=0,
     nme=False,
 )
 class LAE(BaseLearner):
@@ -54,23 +60,25 @@ class LAE(BaseLearner):
         num_freeze_epochs: int = key(3, "epochs at the start of a task that train the head alone", low=0)
         freeze_first_task: bool = key(True, "the first task has such epochs, too; false: as in the paper")
 
-    network: "OnlineOfflineNet"
+    class Plan(BaseLearner.Plan):
+        tunes = True
+        averages = True
+        one_phase = False
 
-    uses_memory = False
-    averages = True
-    one_phase = False
+    network: "OnlineOfflineNet"
 
     def build(self) -> "OnlineOfflineNet":
         return OnlineOfflineNet(TunedTransformer(self.new_backbone()), self.config.options)
 
     def begin_task(self, task: Task) -> None:
-        self.first = self.first_class(task)
+        self.first = 0 if len(self.memory) else self.first_class(task)  # the first class of the loss
 
     def phases(self, task: Task) -> Iterator[Phase]:
         options = self.config.options
         online = self.network.online.requires_grad_(True)
         main = self.main_phase(task)
-        main = replace(main, optimizer=self.optimizer_of_two_groups(main))
+        groups = apart(main.optimizer.param_groups, online.parameters())  # those that begin later
+        main = replace(main, optimizer=registry.optimizers[self.config.optimizer](groups, self.config))
         frozen = min(options.num_freeze_epochs, main.epochs)
         if not task.index and not options.freeze_first_task:
             frozen = 0
@@ -81,19 +89,8 @@ class LAE(BaseLearner):
         if frozen < main.epochs:  # with the same optimiser, as one schedule
             yield replace(main, epochs=main.epochs - frozen, lr=lambda epoch: main.lr(epoch + frozen))
 
-    def optimizer_of_two_groups(self, phase: Phase) -> torch.optim.Optimizer:
-        """With groups of their own for the modules: torch's fused SGD needs a group whose parameters all begin at once."""
-        online = set(self.network.online.parameters())
-        groups = []
-        for group in phase.optimizer.param_groups:
-            of_modules = [parameter for parameter in group["params"] if parameter in online]
-            others = [parameter for parameter in group["params"] if parameter not in online]
-            settings = {name: group[name] for name in ("lr", "weight_decay", "lr_scale")}
-            groups += [{"params": part, **settings} for part in (others, of_modules) if part]
-        return registry.optimizers[self.config.optimizer](groups, self.config)
-
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the online model over the logits of the task."""
+        """Cross-entropy of the online model over the logits of the task; of all classes once there are exemplars."""
         logits = self.network.head(self.network.backbone(batch.images, route=ONLINE))
         return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
 

@@ -33,6 +33,24 @@ def parameter_groups(
     ]
 
 
+def apart(groups: Iterable[Group], parameters: Iterable[nn.Parameter], others: float = 1.0) -> list[Group]:
+    """``groups``, of which those of ``parameters`` are of their own; the rate of the others is ``others`` times as large.
+
+    torch's fused SGD needs groups whose parameters have all had a gradient, or none of them.
+    """
+    chosen = set(parameters)
+    divided = []
+    for group in groups:
+        settings = {name: group[name] for name in ("lr", "weight_decay", "lr_scale")}
+        rest = [parameter for parameter in group["params"] if parameter not in chosen]
+        own = [parameter for parameter in group["params"] if parameter in chosen]
+        if rest:
+            divided.append({**settings, "params": rest, "lr_scale": others * group["lr_scale"]})
+        if own:
+            divided.append({**settings, "params": own})
+    return divided
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every group, times the group's factor."""
     for group in optimizer.param_groups:
