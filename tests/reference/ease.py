@@ -34,10 +34,11 @@ def scores(features, prototypes, sizes, alpha, beta=None):
         for place, (feature, row) in enumerate(zip(features, rows)):
             adapter = place if beta is None else place - 1
             if adapter == own[label]:
-                share = 1
+                total = total + cosine(feature, row)
+            elif adapter < 0:
+                total = total + beta * cosine(feature, row)
             else:
-                share = beta if adapter < 0 else alpha / (len(sizes) - 1)
-            total = total + share * cosine(feature, row)
+                total = total + alpha * cosine(feature, row) / (len(sizes) - 1)
         found.append(total)
     return torch.stack(found)
 

@@ -34,7 +34,7 @@ def parameter_groups(
 
 
 def apart(groups: Iterable[Group], parameters: Iterable[nn.Parameter], others: float = 1.0) -> list[Group]:
-    """``groups``, of which those of ``parameters`` are of their own; the rate of the others is ``others`` times as large.
+    """``groups``, with ``parameters`` in groups of their own; the rate of the rest is ``others`` times as large.
 
     torch's fused SGD needs groups whose parameters have all had a gradient, or none of them.
     """
