@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -7,14 +6,14 @@ from torch.nn.functional import linear, normalize, pad
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.pretrained.simplecil import SimpleCIL
+from pycil_wsc.methods.prototypes.class_rows import by_class
 from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.networks.tuning.modules import Adapter
 from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.learner import BaseLearner
 
 
 @register_learner(
@@ -30,7 +29,7 @@ from pycil_wsc.training.phase import Phase
     scheduler="cosine",
     nme=False,
 )
-class EASE(SimpleCIL):
+class EASE(BaseLearner):
     """EASE (Zhou et al., CVPR 2024, https://arxiv.org/abs/2403.12030): adapters for each task, prototypes in all.
 
     A task trains adapters of its own with a cosine classifier of its classes, which is then thrown away. A class is its
@@ -64,12 +63,11 @@ class EASE(SimpleCIL):
             affects="accuracy",
         )
 
-    class Plan(SimpleCIL.Plan):
+    class Plan(BaseLearner.Plan):
         tunes = True
-        one_phase = True
+        uses_memory = False
         needs_new_classes = True
         expands = True
-        epoch_keys = ("epochs",)
 
     network: "SubspaceNet"
 
@@ -79,9 +77,6 @@ class EASE(SimpleCIL):
     def begin_task(self, task: Task) -> None:
         self.first = self.first_class(task)
 
-    def phases(self, task: Task) -> Iterator[Phase]:
-        yield self.main_phase(task)
-
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.backbone(batch.images)
         with self.precision.full():
@@ -89,9 +84,18 @@ class EASE(SimpleCIL):
         loss = self.cross_entropy(logits, batch.targets - self.first)
         return loss, pad(logits, (self.first, 0), value=-torch.inf)
 
+    @torch.no_grad()
     def end_task(self, task: Task) -> None:
-        super().end_task(task)  # the prototypes of the new classes
+        """Prototypes of the new classes from their images, and of old ones from these."""
+        targets = self.manager.train_targets[task.train_indices]
+        for label, features in by_class(self.outputs.features(task.train_indices), targets):
+            self.network.head.weight[label] = torch.from_numpy(features.mean(0))
         self.network.head.complete()
+
+    def classify(self, features: Tensor) -> Tensor:
+        """In fp32, whatever the precision: many cosines are equal in bf16."""
+        with self.precision.full():
+            return self.network.classify(features.float())
 
 
 class SubspaceNet(IncrementalNet):
