@@ -75,7 +75,7 @@ class EASE(BaseLearner):
         return SubspaceNet(TunedTransformer(self.new_backbone()), self.config.options)
 
     def begin_task(self, task: Task) -> None:
-        self.first = self.first_class(task)
+        self.first = self.manager.first_class(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.backbone(batch.images)

@@ -71,7 +71,7 @@ class LAE(BaseLearner):
         return OnlineOfflineNet(TunedTransformer(self.new_backbone()), self.config.options)
 
     def begin_task(self, task: Task) -> None:
-        self.first = 0 if len(self.memory) else self.first_class(task)  # the first class of the loss
+        self.first = 0 if len(self.memory) else self.manager.first_class(task)  # the first class of the loss
 
     def phases(self, task: Task) -> Iterator[Phase]:
         options = self.config.options

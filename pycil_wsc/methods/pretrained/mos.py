@@ -115,7 +115,7 @@ class MOS(ClassRows):
         return RoutedNet(TunedTransformer(self.new_backbone()), self.config.options)
 
     def begin_task(self, task: Task) -> None:
-        self.first = self.first_class(task)
+        self.first = self.manager.first_class(task)
         earlier = [blocks_of(part) for part in self.network.backbone.sets[:-1]]
         self.earlier = [
             [torch.stack(alike).mean(0) for alike in zip(*blocks, strict=True)] for blocks in zip(*earlier, strict=True)
