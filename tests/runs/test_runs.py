@@ -125,7 +125,8 @@ def test_every_learner_learns_three_tasks_and_writes_a_whole_result(name, undist
     beside = {"data_root": "data", "save_weights": "every", "tensorboard": False, "wandb": False, "analyse": []}
     config = json.loads((folder / "config.json").read_text())
     assert folder.is_relative_to(config.pop("out")) and config == result["config"] | beside
-    assert "epoch 4/4" in (folder / "log.txt").read_text() or not epochs_of(name)[2]
+    epochs = re.findall(r"task 3/3 .*epoch \d+/\d+:", (folder / "log.txt").read_text())
+    assert len(epochs) >= epochs_of(name)[2]
     per_class = 100 * np.diag(result["confusion"]) / np.sum(result["confusion"], 1)
     assert np.allclose(per_class.reshape(3, 2).mean(1), result["matrix"][-1])
     assert np.sum(result["confusion"], 1).tolist() == [12] * 6 and result["class_names"] == [

@@ -144,6 +144,9 @@ OF_TWO_BLOCKS = {
     "coda_prompt": {"prompt_param": [12, 4, 0.1]},
     "l2p": {"size": 4, "top_k": 2, "head_type": "token"},
     "dualprompt": {"g_prompt_layer_idx": [0], "e_prompt_layer_idx": [1]},
+    "ease": {"ffn_num": 4},
+    "lae": {"num_freeze_epochs": 2, "pet_length": 3},
+    "mos": {"ffn_num": 4, "crct_epochs": 2, "ca_batches": 2},
 }
 
 

@@ -202,7 +202,7 @@ def _answers(described: State, content: bytes, device: str) -> Answers:
     if not seen or seen[-1] != len(classes) or not 0 < temperature < math.inf:
         raise ValueError("its parts do not fit together")
     kept = {name: value for name, value in described["config"].items() if name not in OF_THIS_MACHINE}
-    values = without_dropped(kept) | {"device": str(device)}
+    values = without_dropped(kept) | {"device": str(device), "pretrained": False}
     lists = {name: tuple(described["images"][name]) for name in ("mean", "std")}
     info = checked_info(described["images"] | lists | {"name": "exported", "classes": tuple(classes)})
     config = configured(values, tuple(f"task {number + 1}" for number in range(len(seen))))

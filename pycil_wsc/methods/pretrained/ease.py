@@ -66,7 +66,6 @@ class EASE(BaseLearner):
     class Plan(BaseLearner.Plan):
         tunes = True
         uses_memory = False
-        needs_new_classes = True
         expands = True
 
     network: "SubspaceNet"
@@ -80,16 +79,16 @@ class EASE(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.backbone(batch.images)
         with self.precision.full():
-            logits = self.network.proxies(features.float())
+            logits = self.network.proxies(features.float())[:, self.first :]
         loss = self.cross_entropy(logits, batch.targets - self.first)
         return loss, pad(logits, (self.first, 0), value=-torch.inf)
 
     @torch.no_grad()
     def end_task(self, task: Task) -> None:
-        """Prototypes of the new classes from their images, and of old ones from these."""
+        """Prototypes of the task's classes from their images, and of the others from these."""
         targets = self.manager.train_targets[task.train_indices]
         for label, features in by_class(self.outputs.features(task.train_indices), targets):
-            self.network.head.weight[label] = torch.from_numpy(features.mean(0))
+            self.network.head.set(label, torch.from_numpy(features.mean(0)))
         self.network.head.complete()
 
     def classify(self, features: Tensor) -> Tensor:
@@ -106,13 +105,13 @@ class SubspaceNet(IncrementalNet):
     def __init__(self, backbone: TunedTransformer, options: EASE.Options):
         super().__init__(backbone, lambda width: SubspaceHead(width, options))
         self.hidden = options.ffn_num
-        self.proxies = CosineHead(backbone.out_dim)  # classifies the classes of the newest task
+        self.proxies = CosineHead(backbone.out_dim)  # classifies the newest task's classes in training; new in each task
 
     def grow(self, num_classes: int) -> None:
         for earlier in self.backbone.sets:
             earlier.requires_grad_(False)
         self.backbone.add_blocks(Adapter, hidden=self.hidden)
-        self.proxies = CosineHead(self.backbone.out_dim, num_classes - self.head.out_features)
+        self.proxies = CosineHead(self.backbone.out_dim, num_classes)
         super().grow(num_classes)
 
     def extract(self, images: Tensor) -> Tensor:
@@ -130,43 +129,52 @@ class SubspaceHead(nn.Module):
     """
 
     weight: Tensor  # the prototypes: (classes, subspaces x d)
-    task_of: Tensor  # of each class: int64 (classes,)
+    task_of: Tensor  # the task that brought each class: int64 (classes,)
+    seen_in: Tensor  # the newest task with images of each class: int64 (classes,)
 
     def __init__(self, width: int, options: EASE.Options):
         super().__init__()
         self.in_features = width
         self.options = options
         self.plain = int(options.use_init_ptm)  # subspaces before those of the adapters
-        self.starts = [0]  # the first class of each task, and at the end the number of classes
+        self.tasks = 0
         self.register_buffer("weight", torch.empty(0, self.plain * width))
         self.register_buffer("task_of", torch.empty(0, dtype=torch.int64))
+        self.register_buffer("seen_in", torch.empty(0, dtype=torch.int64))
 
     @property
     def out_features(self) -> int:
-        return self.starts[-1]
+        return len(self.weight)
 
     def grow(self, num_classes: int) -> None:
         """A row for each new class and the columns of another task, all 0."""
         new = num_classes - self.out_features
         self.weight = pad(self.weight, (0, self.in_features, 0, new))
-        self.task_of = pad(self.task_of, (0, new), value=len(self.starts) - 1)
-        self.starts.append(num_classes)
+        self.task_of = pad(self.task_of, (0, new), value=self.tasks)
+        self.seen_in = pad(self.seen_in, (0, new), value=self.tasks)
+        self.tasks += 1
+
+    def set(self, label: int, means: Tensor) -> None:
+        """Set the prototypes of a class of the newest task to its mean features: (subspaces x d,)."""
+        self.weight[label] = means.to(self.weight.device)
+        self.seen_in[label] = self.tasks - 1
 
     @torch.no_grad()
     def complete(self) -> None:
-        """What the prototypes of the newest classes, which have been set, say of those of old ones."""
+        """What the prototypes of the newest task's classes, which have been set, say of those of the others."""
         prototypes = self.weight.unflatten(1, (-1, self.in_features))  # (classes, subspaces, d), a view
-        newest = len(self.starts) - 2
+        newest = self.tasks - 1
         if self.options.use_diagonal:
-            prototypes[self.starts[-2] :, self.plain : self.plain + newest] = 0
+            others = self.task_of[:, None] != torch.arange(self.tasks, device=self.task_of.device)
+            prototypes[:, self.plain :][others] = 0
             return
         for adapters in range(1 if self.options.recalc_sim else newest, newest + 1):
-            later = prototypes[self.starts[adapters] :]
-            for task in range(min(adapters, newest)):
-                old = prototypes[self.starts[task] : self.starts[task + 1]]
+            later = prototypes[self.seen_in >= adapters]
+            for task in range(adapters):
+                gone = (self.task_of == task) & (self.seen_in < adapters)  # before these adapters were there
                 own = self.plain + task  # where both the old classes and the later ones have had images
-                similarity = normalize(old[:, own]) @ normalize(later[:, own]).T
-                old[:, self.plain + adapters] = similarity.softmax(1) @ later[:, self.plain + adapters]
+                similarity = normalize(prototypes[gone, own]) @ normalize(later[:, own]).T
+                prototypes[gone, self.plain + adapters] = similarity.softmax(1) @ later[:, self.plain + adapters]
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, subspaces x d) -> (B, classes) logits."""
@@ -179,8 +187,7 @@ class SubspaceHead(nn.Module):
 
     def _shares(self) -> Tensor:
         """The weight of each cosine in a class's logit: (classes, subspaces)."""
-        tasks = len(self.starts) - 1
-        other = self.options.alpha / max(tasks - 1, 1)
-        numbers = torch.arange(tasks, device=self.task_of.device)
+        numbers = torch.arange(self.tasks, device=self.task_of.device)
+        other = self.options.alpha / max(self.tasks - 1, 1)
         shares = torch.where(self.task_of[:, None] == numbers, 1.0, other)
         return pad(shares, (self.plain, 0), value=self.options.beta)

@@ -21,7 +21,7 @@ from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.optimization import apart
+from pycil_wsc.training.optimizers.groups import apart
 from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.schedules import cosine_lr
 from pycil_wsc.training.step.backward import Backward
@@ -95,6 +95,8 @@ class MOS(ClassRows):
         one_phase = False
         needs_new_classes = True
         expands = True
+        epoch_keys = ("epochs", "crct_epochs")
+        own_schedules = ("crct_epochs",)
 
     network: "RoutedNet"
     means: Tensor  # of each class's features, or of its clusters: (classes, clusters, d)
@@ -232,7 +234,7 @@ class MOS(ClassRows):
             batch_size=rows,
             loss=self.head_loss,
             network=head,
-            images=0,
+            images=len(task.train_indices),
         )
 
     def distributions(self, rows: int) -> GaussianSource:
@@ -330,7 +332,8 @@ class RoutedNet(IncrementalNet):
         ``per_task``: (B, tasks, d). Where the two agree, further predictions change nothing.
         """
         for _ in range(self.options.refinements):
-            features = per_task.take_along_dim(chosen[:, None, None], 1).squeeze(1)
+            places = chosen.view(-1, 1, 1).expand(-1, 1, per_task.shape[2])
+            features = per_task.gather(1, places).squeeze(1)
             logits = self.head(features)
             chosen = self.task_of[logits.argmax(1)]
         return logits

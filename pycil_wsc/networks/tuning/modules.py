@@ -143,7 +143,7 @@ class Prompts(nn.Module):
         deep = len(self.tokens) > 1
         if block and not deep:
             return stream
-        return torch.cat([stream[:, :image], self.tokens[block].expand(len(stream), -1, -1)], 1)
+        return torch.cat([stream[:, :image], self.tokens[block].expand(stream.shape[0], -1, -1)], 1)
 
 
 class Scale(nn.Module):

@@ -99,7 +99,7 @@ class TunedTransformer(nn.Module):
         stream = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
         if prompts is not None:
             first = vit.num_prefix_tokens
-            inserted = prompts.to(stream.dtype).expand(len(stream), -1, -1)
+            inserted = prompts.to(stream.dtype).expand(stream.shape[0], -1, -1)
             stream = torch.cat([stream[:, :first], inserted, stream[:, first:]], 1)
         count = stream.shape[1]
         recomputed = vit.grad_checkpointing and torch.is_grad_enabled()
@@ -234,7 +234,7 @@ def attend(
 def _of_heads(rows: Tensor, attn: Any, like: Tensor) -> Tensor:
     """(B or 1, p, dim) -> (B, heads, p, head_dim), in the precision of ``like``."""
     heads = rows.to(like.dtype).unflatten(-1, (attn.num_heads, attn.head_dim)).transpose(1, 2)
-    return heads.expand(len(like), -1, -1, -1)
+    return heads.expand(like.shape[0], -1, -1, -1)
 
 
 def check_transformer(backbone: nn.Module, name: str = "") -> None:
