@@ -32,7 +32,7 @@ def test_each_task_trains_its_own_adapters_and_classifier_as_the_twin_does(learn
             optimizer.zero_grad()
             found = features(learner, images, adapters=adapters(new))
             logits = proxies["scale"] * normalize(found) @ normalize(proxies["weight"]).T
-            loss = cross_entropy(logits, targets - 2 * phase.task)
+            loss = cross_entropy(logits[:, 2 * phase.task :], targets - 2 * phase.task)
             loss.backward()
             optimizer.step()
             assert phase.losses[step] == pytest.approx(loss.item(), rel=1e-4)
