@@ -57,8 +57,9 @@ UNREAD = {  # carried in the file of a method whose code does not read them
     **dict.fromkeys(("slca", "cofima"), ("model_postfix", "save_before_ca")),
     "duct": ("milestones", "lrate_decay"),
     "der": ("T",),
-    "ease": ("vpt_type", "prompt_token_num"),
-    "mos": ("ca_storage_efficient_method_choices", "M"),
+    "ease": ("vpt_type", "prompt_token_num", "adapter_num"),
+    "mos": ("ca_storage_efficient_method_choices", "M", "drop", "drop_path", "reinit_optimizer"),
+    "lae": ("drop", "drop_path", "reinit_optimizer"),
     **dict.fromkeys(("l2p", "dualprompt"), ("initializer", "reinit_optimizer")),  # each task has a new optimiser here
     "coda_prompt": ("reinit_optimizer", "drop", "drop_path"),
 }
@@ -86,6 +87,11 @@ ONLY: dict[str, dict[str, Json]] = {
 MISSPELT = {"aper_aperpter": "aper_adapter"}  # the name of PILOT's file
 EVERYWHERE = ("print_forget",)
 REFUSED = {  # a value of a key -> why a file with it is not run
+    ("ease", "use_old_data"): (
+        True,
+        "prototypes from all old images are an oracle's, and are not built in; give false",
+    ),
+    ("ease", "moni_adam"): (True, "imitates APER; use model_name aper_adapter"),
     ("ranpac", "use_RP"): (False, "without the projection, PILOT's code has no classifier; leave the key out"),
 }
 

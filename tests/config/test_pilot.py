@@ -15,8 +15,7 @@ from pycil_wsc.config.pilot import our_names
 from pycil_wsc.errors import UserError
 
 FILES = files()
-AWAITED = ("ease", "lae", "mos")
-AWAITED += ("cofima", "fecam", "memo", "ranpac")
+AWAITED = ("cofima", "fecam", "memo", "ranpac")
 REFUSED = {"aper_vpt_shallow_inr": "backbone_type: 'pretrained_vit_b16_224' has no prompts"}
 TINY = {"convnet_options.depth": 2, "convnet_options.embed_dim": 24, "convnet_options.num_heads": 2}
 STOCK = os.environ.get("PILOT_EXPS")  # the folder exps of PILOT's repository

@@ -105,7 +105,7 @@ class SubspaceNet(IncrementalNet):
     def __init__(self, backbone: TunedTransformer, options: EASE.Options):
         super().__init__(backbone, lambda width: SubspaceHead(width, options))
         self.hidden = options.ffn_num
-        self.proxies = CosineHead(backbone.out_dim)  # classifies the newest task's classes in training; new in each task
+        self.proxies = CosineHead(backbone.out_dim)  # for training alone, new in each task
 
     def grow(self, num_classes: int) -> None:
         for earlier in self.backbone.sets:

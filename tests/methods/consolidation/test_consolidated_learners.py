@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.methods import SILENT
-from support.small_runs import ROOT, killed_at, run_of, without_measurements
+from support.small_runs import ROOT, killed_at, run_of, suited, without_measurements
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
@@ -70,7 +70,7 @@ def test_statistics_are_collected_for_an_average_alone_and_mixed_as_its_batches(
 @pytest.mark.parametrize("name", ONE_PHASE)
 def test_what_a_task_ends_with_is_the_mean_over_its_steps_of_what_it_trained(name, settings, monkeypatch):
     """Summed up here in float64. What the method itself does at the end, such as aligning or merging, comes later."""
-    learner = run_of(settings, model_name=name, consolidate=True, **ALL_STEPS).learner
+    learner = run_of(settings, model_name=name, consolidate=True, **ALL_STEPS | suited(name)).learner
     first, second, _ = learner.manager.tasks
     learner.learn(first, SILENT)
     learner.grow_for(second)
