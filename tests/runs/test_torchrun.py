@@ -90,8 +90,9 @@ CASES = {
     "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
     "analyses": {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
 }
-# each process computes the loss of all prototypes of a batch; the first one may have an exemplar of GEM's more
-MORE = {"pass": 0.03, "il2a": 0.03, "ssre": 0.03, "gem": 0.01}
+# each process computes the loss of all prototypes of a batch; the first one may have an exemplar more of GEM's, or of
+# a batch that CLS-ER's network sees twice
+MORE = {"pass": 0.03, "il2a": 0.03, "ssre": 0.03, "gem": 0.01, "cls_er-step": 0.01}
 
 
 def outcomes(cases, data, out):
