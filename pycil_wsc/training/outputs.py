@@ -51,11 +51,16 @@ class Outputs:
 
     def __init__(self, learner: Extracting) -> None:
         self.learner = learner
+        self.wanted = np.empty(0, np.int64)  # samples whose features are noted when they are computed anyway
+        self.noted: dict[int, np.ndarray] = {}  # sample -> features (d,), as computed last
 
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Features of training samples: float32 numpy (n, d)."""
         parts = [features for features, _ in self._of_training(indices)]
-        return self.gathered(parts, len(indices)).numpy()
+        features = self.gathered(parts, len(indices)).numpy()
+        rows = np.flatnonzero(np.isin(indices, self.wanted))
+        self.noted.update(zip(indices[rows].tolist(), features[rows].copy(), strict=True))
+        return features
 
     def logits(self, indices: np.ndarray) -> Tensor:
         """Logits of training samples: float32 (n, classes), on the CPU."""

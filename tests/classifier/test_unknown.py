@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ from support.small_learners import QUICK, arrays, learned
 
 import pycil_wsc
 from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.predict.classifier import Classifier
 from pycil_wsc.classifier.predict.expected import expected_accuracy
 from pycil_wsc.classifier.predict.familiarity import SHRINKAGE, Familiarity, auroc
 from pycil_wsc.classifier.predict.features import Features, joined
 from pycil_wsc.classifier.store.hashes import digests_of
-from pycil_wsc.classifier.update.kept_features import PER_CLASS, features_after, smallest_of_classes
+from pycil_wsc.classifier.update.kept_features import PER_CLASS, chosen, features_after, smallest_of_classes
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 
@@ -253,7 +255,9 @@ def test_what_is_kept_of_a_class_depends_neither_on_the_order_of_its_images_nor_
         features = Features()
         for rows in np.array_split(order, 4):
             split = Split(images[rows], labels[rows])
-            features = features_after(features, held_out, split, digests[rows], Flat(), stays=True)
+            choice = chosen(features, split, digests[rows], stays=True)
+            noted = dict(enumerate(Flat().features(images[rows])[:7]))  # the others are computed
+            features = features_after(choice, held_out, split, digests[rows], Flat(), noted)
         trained = features.rows(~features.held_out & (features.labels == 1))
         kept.append(dict(zip(trained.digests.tolist(), trained.values.tolist())))
         assert len(features) <= 3 * PER_CLASS + 3, "bounded"
@@ -295,6 +299,26 @@ def test_a_server_answers_with_what_is_unknown(ncm, images, tmp_path, monkeypatc
     (wanted,) = ncm.each(images[1][:1], unknown=0.1)
     assert (answer["name"], answer["familiarity"]) == (wanted.name, wanted.familiarity)
     assert wanted.name == "unknown" and list(answer["answers"])[0] in ncm.classes
+
+
+def test_an_image_passes_once_through_a_backbone_that_stays(two_months):
+    """The features that the sums are made of are those that are kept; only held-out images are classified again."""
+    learner = learned(two_months[0], **QUICK, **NCM)
+    passed = []
+    features = Classifier.features
+
+    def watched(self, images):
+        passed.append(len(images))
+        return features(self, images)
+
+    with patch.object(Classifier, "features", watched):
+        learner.learn(two_months[1])
+    assert sum(passed) == 0
+    kept = learner._saved.bookkeeping.features
+    images = np.concatenate([arrays(source)[0] for source in two_months])
+    digests = digests_of(Split(images, np.zeros(len(images), np.int64)), {}).tolist()
+    now = learner.answers.classifier.features(images[[digests.index(digest) for digest in kept.digests.tolist()]])
+    np.testing.assert_allclose(kept.values.float().numpy(), now, rtol=1e-2, atol=1e-2)
 
 
 def test_an_image_with_a_corrected_label_counts_for_its_new_class(two_months):

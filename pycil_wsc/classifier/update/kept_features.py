@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
 from pycil_wsc.classifier.predict.classifier import Classifier
@@ -12,36 +15,64 @@ PER_CLASS = 50  # learned images of each class
 MOST = 5000  # learned images in all, if that leaves one for each class
 
 
-def features_after(
-    before: Features, held_out: Features, learned: Split, digests: np.ndarray, classifier: Classifier, stays: bool
-) -> Features:
-    """The features to keep after a task.
+class Choice(NamedTuple):
+    """Images whose features are kept: ``old`` features, and the ``rows`` of a task's images, int64 (k,)."""
 
-    Of each class, those of the images with the smallest digests: which these are does not depend on the order in which
-    images came, nor on other classes.
+    old: Features
+    rows: np.ndarray
+
+
+def chosen(before: Features, learned: Split, digests: np.ndarray, stays: bool) -> Choice:
+    """The learned images whose features are kept after a task.
+
+    Of each class, those with the smallest digests: which these are does not depend on the order in which images came,
+    nor on other classes.
 
     Args:
         before: what was kept before the task.
-        held_out: of the images that are held out now.
-        learned: the images that the task was trained on, exemplars included.
+        learned: the images that the task is trained on, exemplars included.
         digests: of these images, (n,).
-        classifier: the learner's network after the task.
-        stays: whether its backbone is that of before, so that features still hold. Otherwise those of classes that have
-            no image in ``learned`` are kept as they are, as there are no better ones.
+        stays: whether the backbone stays, so that features still hold. Otherwise those of classes that have no image in
+            ``learned`` are kept as they are, as there are no better ones.
     """
-    old = before.rows(~before.held_out & ~np.isin(before.digests, [*digests, *held_out.digests]))
+    old = before.rows(~before.held_out & ~np.isin(before.digests, digests))
     if not stays:
-        has_image = np.isin(old.labels, learned.targets)
-        is_as_wide = old.values.shape[1] == held_out.values.shape[1]
-        old = old.rows(~has_image & is_as_wide)
-    both_labels = np.concatenate([old.labels, learned.targets])
-    both_digests = np.concatenate([old.digests, digests])
-    classes = max(1, len(np.unique(both_labels)))
-    places = smallest_of_classes(both_labels, both_digests, max(1, min(PER_CLASS, MOST // classes)))
-    rows = places[places >= len(old)] - len(old)
-    values = classifier.features(learned.images[rows])
-    new = Features.of(values, learned.targets[rows], digests[rows], held_out=False)
-    return joined([old.rows(places[places < len(old)]), new, held_out])
+        old = old.rows(~np.isin(old.labels, learned.targets))
+    labels = np.concatenate([old.labels, learned.targets])
+    classes = max(1, len(np.unique(labels)))
+    number = max(1, min(PER_CLASS, MOST // classes))
+    places = smallest_of_classes(labels, np.concatenate([old.digests, digests]), number)
+    return Choice(old.rows(places[places < len(old)]), places[places >= len(old)] - len(old))
+
+
+def features_after(
+    choice: Choice,
+    held_out: Features,
+    learned: Split,
+    digests: np.ndarray,
+    classifier: Classifier,
+    noted: Mapping[int, np.ndarray],
+) -> Features:
+    """The features to keep after a task.
+
+    Args:
+        choice: of images.
+        held_out: those of the images that are held out now.
+        learned: as for :func:`chosen`.
+        digests: likewise.
+        classifier: the learner's network after the task.
+        noted: row -> features (d,), of images that need not be classified again.
+    """
+    old, rows = choice
+    if len(old) and old.values.shape[1] != held_out.values.shape[1]:  # of a network that has grown since
+        old = Features()
+    missing = np.array([row for row in rows.tolist() if row not in noted], np.int64)
+    known = dict(zip(missing.tolist(), classifier.features(learned.images[missing]), strict=True))
+    values = [noted[row] if row in noted else known[row] for row in rows.tolist()]
+    stacked = np.stack(values) if values else np.empty((0, 0), np.float32)
+    new = Features.of(stacked, learned.targets[rows], digests[rows], held_out=False)
+    old = old.rows(~np.isin(old.digests, held_out.digests))
+    return joined([old, new, held_out])
 
 
 def smallest_of_classes(labels: np.ndarray, digests: np.ndarray, number: int) -> np.ndarray:

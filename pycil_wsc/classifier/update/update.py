@@ -42,7 +42,7 @@ from pycil_wsc.classifier.update.folders import (
 )
 from pycil_wsc.classifier.update.gate import Accept
 from pycil_wsc.classifier.update.held_out import check_usable, rows_of, set_aside, unseen_in
-from pycil_wsc.classifier.update.kept_features import features_after
+from pycil_wsc.classifier.update.kept_features import Choice, chosen, features_after
 from pycil_wsc.classifier.update.known_images import learns_once, new_images
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.source import part_of
@@ -222,10 +222,15 @@ def _check_memory(config: Config, held: Dataset | None, classes: int) -> None:
 
 
 class Trained(NamedTuple):
-    """``learner``: trained on the task, with its exemplars chosen; its bookkeeping is still empty."""
+    """``learner``: trained on the task, with its exemplars chosen; its bookkeeping is still empty.
+
+    ``choice``: the images whose features it keeps. ``noted``: those features that were computed anyway, by row.
+    """
 
     prepared: Prepared
     learner: SavedLearner
+    choice: Choice
+    noted: dict[int, np.ndarray]
 
 
 def train(prepared: Prepared, work: Path) -> Trained:
@@ -240,6 +245,9 @@ def train(prepared: Prepared, work: Path) -> Trained:
     check_backbone(config, stream.info.image_size)
     data = for_training(stream, config)
     run = Run(config, data, before.bar, work, state, checkpoints=before.out is not None)
+    choice = _choice(prepared)
+    if learns_once(config.model_name):  # its backbone stays, and every image passes through it once
+        run.learner.outputs.wanted = choice.rows
     before.bar.begin(run.plan)
     with before.bar, threads(config.threads):
         run.learn()
@@ -250,7 +258,18 @@ def train(prepared: Prepared, work: Path) -> Trained:
     exemplars = memory.renumbered(memory_of(learned), numbers)
     state["learner"] = with_parts(learned, memory=exemplars, stored=renumbered(stored_of(learned), numbers))
     hashes = known_hashes_of((held.train, prepared.bookkeeping.held_out), prepared.hashes)
-    return Trained(prepared, SavedLearner(values_of(before.config, prepared.config.tasks), held, state, hashes))
+    learner = SavedLearner(values_of(before.config, prepared.config.tasks), held, state, hashes)
+    return Trained(prepared, learner, choice, run.learner.outputs.noted)
+
+
+def _choice(prepared: Prepared) -> Choice:
+    """The images whose features are kept: none if no image is held out, as they are then of no use."""
+    learned = prepared.stream.train
+    if not len(prepared.bookkeeping.held_out):
+        return Choice(Features(), np.empty(0, np.int64))
+    digests = digests_of(learned, prepared.hashes)
+    stays = learns_once(prepared.config.model_name)
+    return chosen(prepared.bookkeeping.features, learned, digests, stays)
 
 
 # ---- judge -----------------------------------------------------------------------------------------------------------
@@ -355,16 +374,11 @@ def _features(judged: Judged) -> Features:
     is_rejected = judged.decision is not None and not judged.decision["accepted"]
     if is_rejected or not len(judged.held_out):
         return Features()
-    prepared = judged.trained.prepared
-    learned = prepared.stream.train
-    return features_after(
-        prepared.bookkeeping.features,
-        judged.features,
-        learned,
-        digests_of(learned, prepared.hashes),
-        judged.answers.classifier,
-        stays=learns_once(prepared.config.model_name),
-    )
+    trained = judged.trained
+    learned = trained.prepared.stream.train
+    digests = digests_of(learned, trained.prepared.hashes)
+    classifier = judged.answers.classifier
+    return features_after(trained.choice, judged.features, learned, digests, classifier, trained.noted)
 
 
 def _entry(judged: Judged) -> Entry:
