@@ -239,9 +239,10 @@ class Learner:
     def expected_accuracy(self, images: Images) -> Expected:
         """The accuracy to expect on images without labels: ``accuracy`` in percent, ``images``, and ``held_out``.
 
-        It is estimated from how confident the answers are, beside those about the ``held_out`` images, whose accuracy
-        is known (:func:`~pycil_wsc.classifier.predict.expected.expected_accuracy`). All images must be of known
-        classes. ``images``: as for :meth:`predict`.
+        It is the mean of their calibrated probabilities, beside the accuracy on the ``held_out`` images
+        (:mod:`pycil_wsc.classifier.predict.expected`). All images must be of known classes.
+
+        ``images``: as for :meth:`predict`.
 
         Raises:
             UserError: if nothing has been learned yet, no image is held out, or an image cannot be read; names it.

@@ -16,6 +16,7 @@ import torch
 from scipy import stats
 from support.pages import rows_after, shown_in
 
+from pycil_wsc.classifier.predict.familiarity import SHRINKAGE
 from pycil_wsc.config.loading import load
 from pycil_wsc.methods.losses import balanced_weights
 from pycil_wsc.results.run_table import read
@@ -458,7 +459,7 @@ def test_the_table_of_monthly_updates_is_the_records():
 
 def test_the_course_of_the_monthly_updates_is_the_record():
     """Of one seed, whose accuracies after the first and the tenth month are those of the earlier record."""
-    page = ROOT / "docs/your_classifier.md"
+    page = ROOT / "docs/classifier_details.md"
     record = json.loads(benchmark_record("monthly-updates-course-cpu").read_text())
     earlier = json.loads(benchmark_record("monthly-updates-cpu").read_text())
     header, rows = rows_after(page, "/monthly-updates-course-cpu.json")
@@ -470,6 +471,45 @@ def test_the_course_of_the_monthly_updates_is_the_record():
         assert cells[-1] == f"{max(found['peak_bytes']) / 1e9:.1f}"
         assert [found["accuracy"][0], found["accuracy"][-1]] == pytest.approx(before["accuracy"])
         assert f"About {found['resident_bytes'] / 1e9:.1f} GB of this is Python" in " ".join(page.read_text().split())
+
+
+def test_the_table_of_unknown_classes_is_the_study():
+    """Means over the three choices of classes that did not choose the score."""
+    folder = ROOT / "results/studies/unknown"
+    records = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    familiarity = f"whitened cosine, {SHRINKAGE:g}"
+
+    def mean(data, learners, score, column):
+        chosen = [row for row in records if (row["data"], row["classes"], row["score"]) == (data, "reported", score)]
+        values = [float(row[column]) for row in chosen if row["learner"] in learners]
+        assert len(values) == 3
+        return np.mean(values)
+
+    _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/studies/unknown/table.csv")
+    data_sets = "tinyimagenet", "cifar", "digits", "digits, trained"
+    for data, (_, *cells) in zip(data_sets, rows, strict=True):
+        by_probability, by_familiarity = (("ranpac", "replay"), "probability"), (("any", "replay"), familiarity)
+        assert cells == [
+            *(f"{mean(data, *score, 'auroc'):.2f}" for score in (by_probability, by_familiarity)),
+            *(f"{mean(data, *score, 'unknown'):.0f}" for score in (by_probability, by_familiarity)),
+            f"{mean(data, *by_familiarity, 'known'):.0f}",
+        ]
+    estimates = list(csv.DictReader((folder / "accuracy.csv").read_text().splitlines()))
+    shifted = [row for row in estimates if row["classes"] == "reported" and row["shift"] != "none"]
+    errors = [abs(float(row["mean confidence"]) - float(row["accuracy"])) for row in shifted]
+    told = " ".join((ROOT / "docs/your_classifier.md").read_text().split())
+    assert f"off by {np.mean(errors):.0f} points on average, and by {max(errors):.0f} at most" in told
+
+
+def test_the_score_of_unknown_classes_is_the_best_on_the_classes_that_chose_it():
+    """Of all that need no more than class means and a covariance; the mean of the AUROC over the choices."""
+    records = csv.DictReader((ROOT / "results/studies/unknown/table.csv").read_text().splitlines())
+    by_score = defaultdict(list)
+    for row in records:
+        if row["classes"] == "chosen on" and row["learner"] in ("any", "ranpac"):
+            by_score[row["score"]].append(float(row["auroc"]))
+    means = {score: np.mean(values) for score, values in by_score.items()}
+    assert means[f"whitened cosine, {SHRINKAGE:g}"] > max(means.values()) - 0.005
 
 
 def test_the_table_of_the_gate_is_the_record():

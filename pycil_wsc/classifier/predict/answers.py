@@ -220,7 +220,7 @@ class Answers:
         features = held_out.values.float().to(self.device)
         known = self.classifier.classified(features)[:, self.classifier.columns]
         correct = best_classes(known)[:, 0].cpu().numpy() == held_out.labels
-        return expected_accuracy(self._confidence(logits), self._confidence(known), correct)
+        return expected_accuracy(self._confidence(logits), correct)
 
     def _confidence(self, logits: torch.Tensor) -> np.ndarray:
         """The probability of the most likely class, (n,)."""

@@ -31,7 +31,6 @@ from torch.nn.functional import interpolate
 
 from pycil_wsc import Learner
 from pycil_wsc.classifier.predict.calibration import fitted_temperature
-from pycil_wsc.classifier.predict.expected import expected_accuracy
 from pycil_wsc.classifier.predict.familiarity import SHRINKAGE, auroc, class_means, whitening_of
 from pycil_wsc.config.completion import complete
 from pycil_wsc.methods.closed_form.fecam import Mahalanobis
@@ -343,12 +342,22 @@ def estimated(setting, logits):
         found[shift] = {
             "accuracy": 100 * float((answered.argmax(1) == part.labels).mean()),
             "held out": 100 * float(correct.mean()),
-            "thresholded": expected_accuracy(confident, known, correct).accuracy,
+            "thresholded": thresholded(confident, known, correct),
             "mean confidence": 100 * float(confident.mean()),
             "difference": 100 * float(correct.mean() + confident.mean() - known.mean()),
             "images": len(part.labels),
         }
     return found
+
+
+def thresholded(confidence, held_out, correct):
+    """Average thresholded confidence (Garg et al., ICLR 2022): the share of images that are confident, in percent.
+
+    As many held-out images are confident as are classified correctly.
+    """
+    wrong = int((~correct).sum())
+    threshold = np.sort(held_out)[wrong] if wrong < len(held_out) else np.inf
+    return 100 * float((confidence >= threshold).mean())
 
 
 if __name__ == "__main__":
