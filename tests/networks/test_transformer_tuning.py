@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from reference import tuning as twin
+from torch import nn
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks.layers import freeze, mark_frozen
@@ -264,6 +265,12 @@ def test_the_pre_trained_features_stay_although_the_transformer_is_trained():
         assert len(trained) == (0 if frozen else len(list(tuned.vit.parameters())))
         shaken(tuned.vit, seed=5)
         assert torch.equal(tuned.untuned(images), before) != frozen
+
+
+def test_each_layer_with_weights_has_a_scale():
+    vit = tuned_of().vit
+    layers = {name for name, layer in vit.named_modules() if isinstance(layer, (nn.Linear, nn.LayerNorm, nn.Conv2d))}
+    assert {name.replace("-", ".") for name in Scales(vit)} == layers
 
 
 @torch.no_grad()

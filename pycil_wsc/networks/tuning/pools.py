@@ -78,7 +78,7 @@ class PromptPool(nn.Module):
         counts = total(counts.scatter_add(0, best.flatten(), torch.ones_like(best.flatten(), dtype=counts.dtype)))
         present_first = (counts == 0).to(torch.uint8).argsort(stable=True)  # ties are broken as in PILOT
         winners = present_first[counts[present_first].topk(self.top_k).indices]
-        return winners.expand(len(best), -1)
+        return winners.expand(best.shape[0], -1)
 
 
 class Components(nn.Module):
