@@ -16,7 +16,9 @@ PLAIN |= {"memory_size": 40, "replay_batch_size": 24, "milestones": [], "init_mi
 
 
 def run_of(name, digits, tmp_path, **keys):
-    return Run(resolve(PLAIN | {"model_name": name, "out": str(tmp_path)} | keys), digits)
+    """``keys``: None leaves a key out."""
+    settings = PLAIN | {"model_name": name, "out": str(tmp_path)} | keys
+    return Run(resolve({key: value for key, value in settings.items() if value is not None}), digits)
 
 
 def recorded(run, tasks=2):

@@ -125,13 +125,14 @@ class GSS(ER):
         number = min(self.config.options.gss_batch_size or self.replay_size, len(self.memory))
         drawn = self._rng("comparison").choice(len(self.memory), number, replace=False)
         self.network.eval()
-        references = torch.stack([self._gradient(self.memory.slots[[slot]]) for slot in drawn])
+        references = torch.stack(self._of_each(*self._loaded(self.memory.slots[drawn])))
 
         def likeness(gradients: Tensor) -> np.ndarray:
             cosines = cosine_similarity(gradients[:, None], references[None], dim=2)
             return (cosines.max(1).values + 1).clamp(min=0).cpu().numpy()
 
-        (whole,) = likeness(self._gradient(samples)[None])
+        images, labels = self._loaded(samples)
+        (whole,) = likeness(self._gradient(images, labels)[None])
         room = max(0, self.memory.size - len(self.memory))
         if whole < 1 and room < len(samples):
             singles[room:] = likeness(
