@@ -35,6 +35,15 @@ def test_the_logits_are_those_of_augmented_images_after_the_task(digits, tmp_pat
     assert learner.memory.slots.tolist() == list(logits)[:40], "the first images of the pass"
 
 
+def test_that_pass_is_in_training_mode_and_moves_the_statistics_of_batch_norm(digits, tmp_path):
+    """Of batches of 64, the first fills the memory of 40, and the second is seen before the pass ends."""
+    backbone = {"convnet_type": "resnet8", "convnet_options.width": 2, "convnet_options.side": None}
+    run = run_of("fdr", digits, tmp_path, **backbone)
+    steps = recorded(run, 1)
+    (norm, *_) = [name for name in steps[-1].after.state_dict() if name.endswith("num_batches_tracked")]
+    assert run.learner.network.state_dict()[norm] == steps[-1].after.state_dict()[norm] + 2
+
+
 def test_a_task_leaves_the_first_of_each_earlier_one_and_its_own_enter_a_reservoir(digits, tmp_path):
     """Of 40 slots: the second task keeps all 40 of the first, whose places its own images then take by chance."""
     run = run_of("fdr", digits, tmp_path)

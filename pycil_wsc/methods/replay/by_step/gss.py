@@ -135,19 +135,23 @@ class GSS(ER):
         (whole,) = likeness(self._gradient(images, labels)[None])
         room = max(0, self.memory.size - len(self.memory))
         if whole < 1 and room < len(samples):
-            singles[room:] = likeness(
-                torch.stack([self._gradient(samples[[row]]) for row in range(room, len(samples))])
-            )
+            singles[room:] = likeness(torch.stack(self._of_each(images[room:], labels[room:])))
         self.network.train()
         return float(whole), singles
 
-    def _gradient(self, samples: np.ndarray) -> Tensor:
-        """The gradient of the mean loss of images as they are stored: (parameters,)."""
-        targets = self.manager.train_targets
-        images, labels = next(self.train_source.batches(samples, targets, len(samples)))
+    def _loaded(self, samples: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The images as they are stored, (n, 3, H, W) on the 0..1 scale, and their classes, in every process."""
+        images, labels = next(self.train_source.batches(samples, self.manager.train_targets, len(samples)))
+        return self.pixels(images), labels
+
+    def _of_each(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+        return [self._gradient(image[None], label[None]) for image, label in zip(images, labels, strict=True)]
+
+    def _gradient(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The gradient of their mean loss: (parameters,)."""
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         with self.precision.autocast():
-            logits = self.network(self.pixels(images)).float()
+            logits = self.network(images).float()
         gradients = torch.autograd.grad(cross_entropy(logits, labels), parameters)
         return torch.cat([gradient.flatten() for gradient in gradients])
 
