@@ -21,6 +21,7 @@ from support.small_runs import (
     once,
     results,
     small_data,
+    suited,
     without_checkpoints,
     without_measurements,
     write,
@@ -78,6 +79,7 @@ CASES = {
     "podnet": {"model_name": "podnet", "nb_proxy": 3, "ft_epochs": 2},
     "coil": {"model_name": "coil", "transport_steps": 2},
     "cofima": {"model_name": "cofima"},
+    **{name: THREE_TASKS | suited(name) | {"model_name": name, "batch_size": 7} for name in ("mos", "lae")},
     "gdumb": {"model_name": "gdumb", "cutmix": 0.0},  # CutMix pastes images of the same process
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
     "continual-backprop": {  # on a network with several layers of units
@@ -92,7 +94,7 @@ CASES = {
 }
 # each process computes the loss of all prototypes of a batch; the first one may have an exemplar more of GEM's, or of
 # a batch that CLS-ER's network sees twice
-MORE = {"pass": 0.03, "il2a": 0.03, "ssre": 0.03, "gem": 0.01, "cls_er-step": 0.01}
+MORE = {"pass": 0.03, "il2a": 0.03, "ssre": 0.03, "gem": 0.01, "cls_er-step": 0.01, "mos": 0.01}
 
 
 def outcomes(cases, data, out):
