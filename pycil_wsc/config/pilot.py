@@ -17,8 +17,9 @@ TAGS = {  # names of timm 0.6.12 -> the same weights in timm of today, whose def
 # PILOT copies the transformer for each way of tuning it; here the method tunes timm's own
 COPIES = ("adapter", "ssf", "vpt", "l2p", "dualprompt", "coda_prompt", "ease", "lae", "mos", "memo")
 TUNED_ONCE = ("aper_adapter", "aper_finetune", "aper_ssf", "aper_vpt", "ranpac", "fecam", "simplecil")  # in task 1
+TUNED_BY_NAME = ("ranpac", "fecam")  # what they tune stands in `backbone_type`
 PROMPTED = ("l2p", "dualprompt", "coda_prompt", "lae", "mos")  # one schedule for all tasks, under the first one's names
-TUNED_ALIKE = ("coil", "slca", "cofima", "duct")  # the same, under the names of later tasks
+TUNED_ALIKE = ("coil", "slca", "duct")  # the same, under the names of later tasks
 OF_TUNED_ONCE = {"tuned_epoch": "init_epoch", "weight_decay": "init_weight_decay"}
 ALIASES = {
     **dict.fromkeys((*TUNED_ONCE, *PROMPTED), OF_TUNED_ONCE),
@@ -31,7 +32,6 @@ ALIASES = {
     },
     "dgr": {"lambda": "lamda"},
     "slca": {"bcb_lrscale": "backbone_lr_factor"},
-    "cofima": {"bcb_lrscale": "backbone_lr_factor", "wt_lambda": "new_weight"},
     "duct": {"bcb_lr_scale": "backbone_lr_factor", "epc_init": "init_epoch"},
 }
 IN_ALL_TASKS = {  # keys of the first task that have a value of one schedule for all, and those of later tasks
@@ -44,17 +44,20 @@ IN_ALL_TASKS = {  # keys of the first task that have a value of one schedule for
 CONSTANTS: dict[str, dict[str, Json]] = {  # of PILOT's code, where its file has no key
     "simplecil": {"adapt": False, "batch_size": 128},
     "coil": {"weight_decay": 5e-4},
+    "memo": {"align_head": False},
     "dgr": {"scheduler": "cosine"},
     "coda_prompt": {"crop_scale": 0.08, "test_interpolation": "bilinear"},
     **{name: {"scheduler": "cosine"} for name in TUNED_ONCE if name != "simplecil"},
+    "ranpac": {"scheduler": "cosine", "scores": "cosine"},
+    "fecam": {"scheduler": "cosine", "beta": 1.0, "correlations": "covariances"},
 }
 UNREAD = {  # carried in the file of a method whose code does not read them
-    **dict.fromkeys(("aper_adapter", "fecam"), ("vpt_type", "prompt_token_num")),
-    "ranpac": ("vpt_type", "prompt_token_num", "use_simplecil"),
+    "aper_adapter": ("vpt_type", "prompt_token_num"),
+    "ranpac": ("use_simplecil",),
     **dict.fromkeys(("aper_finetune", "aper_ssf"), ("ffn_num", "vpt_type", "prompt_token_num")),
     "aper_vpt": ("ffn_num",),
     "simplecil": ("tuned_epoch", "init_lr", "weight_decay", "min_lr", "optimizer", "vpt_type", "prompt_token_num"),
-    **dict.fromkeys(("slca", "cofima"), ("model_postfix", "save_before_ca")),
+    "slca": ("model_postfix", "save_before_ca"),
     "duct": ("milestones", "lrate_decay"),
     "der": ("T",),
     "ease": ("vpt_type", "prompt_token_num", "adapter_num"),
@@ -86,6 +89,9 @@ ONLY: dict[str, dict[str, Json]] = {
 }
 MISSPELT = {"aper_aperpter": "aper_adapter"}  # the name of PILOT's file
 EVERYWHERE = ("print_forget",)
+NOT_BUILT_IN = {  # methods of PILOT -> what to do
+    "cofima": "PILOT's CoFiMA, which trains and aligns as SLCA does, is not built in; use slca, or cofima with replay",
+}
 REFUSED = {  # a value of a key -> why a file with it is not run
     ("ease", "use_old_data"): (
         True,
@@ -106,6 +112,8 @@ def names_in(file: Mapping[str, Json]) -> set[str]:
     if not is_pilots(file):
         return set()
     method = _method(file)
+    if method in NOT_BUILT_IN:
+        return set(file)
     renamed = {MARK, *ALIASES.get(method, {}), *UNREAD.get(method, ()), *ONLY.get(method, {}), *EVERYWHERE}
     return renamed | {name for owner, name in REFUSED if owner == method}
 
@@ -120,27 +128,38 @@ def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[
 def our_names(file: Mapping[str, Json]) -> dict[str, Json]:
     """The keys of one of PILOT's files by our names. Raises a :class:`UserError` for one that cannot be run."""
     method = _method(file)
+    if method in NOT_BUILT_IN:
+        raise UserError(f"model_name: {NOT_BUILT_IN[method]}")
     ours = {name: value for name, value in file.items() if name not in (*UNREAD.get(method, ()), *EVERYWHERE)}
     ours["model_name"] = method
-    for name, value in ONLY.get(method, {}).items():
-        if ours.pop(name, value) != value:
-            raise UserError(f"{name}: only {shown(value)} is run here; leave the key out")
+    _drop_fixed(ours, method)
     backbone_type = ours.pop(MARK)
+    if method in TUNED_BY_NAME:
+        suffix = str(backbone_type).lower().rpartition("_")[2]
+        ours["tuning"] = suffix if suffix in ("adapter", "ssf", "vpt") else None
+        ours.setdefault("adapt", True)
     if "convnet_type" not in ours:
         ours["convnet_type"] = backbone(backbone_type, method)
     ours.setdefault("pretrained", True)  # PILOT's code has no other way
     if not str(ours.get("prefix", "")).strip():
         ours.pop("prefix", None)
-    for owner, name in REFUSED:
-        if owner == method and name in ours:
-            refused, why = REFUSED[owner, name]
-            if ours.pop(name) == refused:
-                raise UserError(f"{name}: {why}")
     ours = CONSTANTS.get(method, {}) | _renamed(ours, ALIASES.get(method, {}))
     ours = _schedule(ours, method)
     if method == "coda_prompt" and ours.get("dataset") == "cifar224":
         ours.setdefault("crop_pct", 1.0)
     return ours
+
+
+def _drop_fixed(ours: dict[str, Json], method: str) -> None:
+    """Drop what cannot be otherwise here. Raises a :class:`UserError` if a file wants it otherwise."""
+    for name, value in ONLY.get(method, {}).items():
+        if ours.pop(name, value) != value:
+            raise UserError(f"{name}: only {shown(value)} is run here; leave the key out")
+    for owner, name in REFUSED:
+        if owner == method and name in ours:
+            refused, why = REFUSED[owner, name]
+            if ours.pop(name) == refused:
+                raise UserError(f"{name}: {why}")
 
 
 def _method(file: Mapping[str, Json]) -> str:

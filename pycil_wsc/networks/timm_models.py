@@ -1,6 +1,7 @@
 """timm's models as backbones, by timm's names: ``timm:efficientnet_lite0``. Needs ``pip install timm``."""
 
 import contextlib
+import copy
 import functools
 import logging
 import zipfile
@@ -33,6 +34,11 @@ NOT_OPTIONS = {  # arguments of timm.create_model, and why they cannot be in con
 
 def is_timm(convnet_type: str) -> bool:
     return convnet_type.startswith(PREFIX)
+
+
+def is_transformer(convnet_type: str) -> bool:
+    """Whether this is a plain vision transformer, by its name."""
+    return convnet_type.startswith(f"{PREFIX}vit_")
 
 
 def check_name(convnet_type: str) -> None:
@@ -106,12 +112,51 @@ def timm_backbone(
             model.set_grad_checkpointing(True)
             _collect_once(model)
         model.out_dim = getattr(model, "head_hidden_size", model.num_features)
+        if is_transformer(convnet_type):
+            model.split = functools.partial(split_transformer, model)
     except Exception as error:  # timm raises what its models raise: TypeError, RuntimeError, AssertionError, ...
         # a download may fail in the middle of a sweep, whose other runs need not stop
         raise (UnusableRun if pretrained is True else UserError)(_problem(name, pretrained, error)) from None
     if weights and (missing := [each for each in _trained(model) if each not in weights]):
         raise UserError(f"pretrained: {pretrained} has no '{missing[0]}', which timm's '{name}' needs; {_FITTING}")
     return model
+
+
+def split_transformer(vit: Any) -> tuple[nn.Module, nn.Module]:
+    """(all blocks but the last, the last block and the norms after it) of ``vit``, which shares its weights."""
+    return FirstBlocks(vit), LastBlock(vit)
+
+
+class FirstBlocks(nn.Module):
+    """(B, 3, H, W) images -> (B, n, d) tokens before the last block of ``vit``."""
+
+    def __init__(self, vit: Any):
+        super().__init__()
+        self.vit = copy.copy(vit)
+        self.vit._modules = {
+            name: part for name, part in vit._modules.items() if name not in ("norm", "fc_norm", "head")
+        }
+        self.vit.blocks = vit.blocks[:-1]
+        self.vit.__dict__.pop("split", None)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        vit = self.vit
+        return vit.blocks(vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images)))))
+
+
+class LastBlock(nn.Module):
+    """(B, n, d) tokens -> (B, d) features: the last block of ``vit``, its norms and its pooling."""
+
+    def __init__(self, vit: Any):
+        super().__init__()
+        self.block, self.norm, self.fc_norm = vit.blocks[-1], vit.norm, vit.fc_norm
+        self.pool_type, self.prefix = vit.global_pool, vit.num_prefix_tokens
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        from timm.layers import global_pool_nlc
+
+        tokens = self.norm(self.block(tokens))
+        return self.fc_norm(global_pool_nlc(tokens, pool_type=self.pool_type, num_prefix_tokens=self.prefix))
 
 
 @contextlib.contextmanager

@@ -15,8 +15,13 @@ from pycil_wsc.config.pilot import our_names
 from pycil_wsc.errors import UserError
 
 FILES = files()
+<<<<<<< HEAD
 AWAITED = ("cofima", "fecam", "memo", "ranpac")
+=======
+AWAITED = ("ease", "lae", "mos")
+>>>>>>> c068ecc (RanPAC and FeCAM tune a transformer on the first task, MEMO splits one, as PILOT has them)
 REFUSED = {"aper_vpt_shallow_inr": "backbone_type: 'pretrained_vit_b16_224' has no prompts"}
+REFUSED |= dict.fromkeys(("cofima", "cofima_inr"), "model_name: PILOT's CoFiMA, which trains and aligns as SLCA does")
 TINY = {"convnet_options.depth": 2, "convnet_options.embed_dim": 24, "convnet_options.num_heads": 2}
 STOCK = os.environ.get("PILOT_EXPS")  # the folder exps of PILOT's repository
 

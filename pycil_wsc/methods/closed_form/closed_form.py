@@ -12,6 +12,7 @@ from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.keys import key
 from pycil_wsc.networks.closed_form import ClosedFormNet
+from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
@@ -68,14 +69,22 @@ class ClosedForm(BaseLearner):
         return task.train_indices[np.argsort(targets, kind="stable")]
 
     def build(self) -> ClosedFormNet:
-        backbone = self.new_backbone()
+        backbone = self.tuned_backbone()
         return ClosedFormNet(backbone, self.new_head(backbone.out_dim, widest_float(self.device)))
+
+    def tuned_backbone(self) -> Backbone:
+        """The backbone, with what the first task trains of it."""
+        return self.new_backbone()
+
+    def first_head(self, width: int, classes: int) -> nn.Module:
+        """The layer with which the first task trains the backbone."""
+        return nn.Linear(width, classes, bias=False)
 
     def phases(self, task: Task) -> Iterator[Phase]:
         if task.index or not self.plan.adapts():
             return
         with seeding.seeded(self.config.seed, "weights", task.index):
-            first_head = nn.Linear(self.network.backbone.out_dim, task.num_seen, bias=False)
+            first_head = self.first_head(self.network.backbone.out_dim, task.num_seen)
         self.network.first_head = first_head.to(self.device)
         yield self.main_phase(task)
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from pycil_wsc.keys import key
-from pycil_wsc.methods.closed_form.closed_form import ClosedForm
+from pycil_wsc.methods.closed_form.tuned import TunedClosedForm
 from pycil_wsc.networks.closed_form import NEVER
 from pycil_wsc.registry import register_learner
 
@@ -115,6 +115,10 @@ class Mahalanobis(nn.Module):
     def solve(self) -> None:
         for label in self.changed:
             covariance = self.scatter[label].to(self.dtype) / (self.counts[label] - 1).clamp(min=1)
+            if self.options.correlations == "covariances":
+                shifted = covariance + self.options.shift * torch.eye(len(covariance)).to(covariance)
+                self.inverse[label] = torch.linalg.pinv(torch.corrcoef(shifted), hermitian=True)
+                continue
             correlation = correlated(shrunk(covariance, self.options.alpha1, self.options.alpha2))
             self.inverse[label] = torch.linalg.inv_ex(correlation).inverse
         self.changed.clear()
@@ -145,17 +149,24 @@ def correlated(covariance: Tensor) -> Tensor:
 
 
 @register_learner("fecam", nme=False)
-class FeCAM(ClosedForm):
+class FeCAM(TunedClosedForm):
     """FeCAM (Goswami et al., NeurIPS 2023): the Mahalanobis distance to each class mean, by the class's covariance.
 
     Covariances are shrunk once, as in the paper; the authors' code for networks trained from scratch does it twice.
     """
 
     @dataclass(frozen=True)
-    class Options(ClosedForm.Options):
+    class Options(TunedClosedForm.Options):
         beta: float = key(0.5, "power of the features", above=0)
         alpha1: float = key(1.0, "weight of the mean variance that a covariance is shrunk by", above=0)
         alpha2: float = key(1.0, "weight of the mean covariance that a covariance is shrunk by", low=0)
+        correlations: str = key(
+            "features",
+            "correlations by which distances are taken: of the `features`, or, as in PILOT, of the rows of their "
+            "`covariances`",
+            choices=("features", "covariances"),
+        )
+        shift: float = key(100.0, "added to the variances, with `correlations` of `covariances`", above=0)
 
     def new_head(self, width: int, dtype: torch.dtype) -> nn.Module:
         return Mahalanobis(width, self.config.options, dtype)

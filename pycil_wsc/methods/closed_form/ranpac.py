@@ -3,9 +3,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, normalize
 
 from pycil_wsc.keys import key
-from pycil_wsc.methods.closed_form.closed_form import ClosedForm
+from pycil_wsc.methods.closed_form.tuned import TunedClosedForm
 from pycil_wsc.networks.closed_form import ComputedHead, SummedHead, Sums, ridge_regression, without_empty
 from pycil_wsc.registry import register_learner
 
@@ -24,8 +25,9 @@ class RandomProjection(SummedHead):
 
     projection: Tensor
 
-    def __init__(self, width: int, size: int, dtype: torch.dtype):
+    def __init__(self, width: int, size: int, dtype: torch.dtype, cosine: bool = False):
         super().__init__(size, width)
+        self.cosine = cosine
         self.register_buffer("projection", torch.randn(width, size))
         self.fitted = Sums(size, dtype)
         self.held_out = Sums(size, dtype)
@@ -36,7 +38,10 @@ class RandomProjection(SummedHead):
         super().grow(num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        return super().forward((features.float() @ self.projection).relu())
+        projected = (features.float() @ self.projection).relu()
+        if self.cosine:
+            return linear(normalize(projected), normalize(self.weight), self.bias)
+        return super().forward(projected)
 
     def sums_of(self, features: Tensor) -> Iterator[tuple[Sums, Tensor, Tensor]]:
         wide, projection = (each.to(self.fitted.products) for each in (features, self.projection))
@@ -77,12 +82,21 @@ def is_held_out(features: Tensor, direction: Tensor) -> Tensor:
 
 
 @register_learner("ranpac", nme=False)
-class RanPAC(ClosedForm):
-    """RanPAC (McDonnell et al., NeurIPS 2023): ridge regression on a random projection of the features."""
+class RanPAC(TunedClosedForm):
+    """RanPAC (McDonnell et al., NeurIPS 2023): ridge regression on a random projection of the features.
+
+    Adapters may learn the first task, as in the paper (``tuning``).
+    """
 
     @dataclass(frozen=True)
-    class Options(ClosedForm.Options):
+    class Options(TunedClosedForm.Options):
         projection: int = key(10_000, "number M of random features", low=1, high=2**20)
+        scores: str = key(
+            "linear",
+            "scores of the classes: `linear`, or `cosine`s with the regression's weights, as in PILOT",
+            choices=("linear", "cosine"),
+        )
 
     def new_head(self, width: int, dtype: torch.dtype) -> ComputedHead:
-        return RandomProjection(width, self.config.options.projection, dtype)
+        options = self.config.options
+        return RandomProjection(width, options.projection, dtype, options.scores == "cosine")

@@ -7,13 +7,16 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.keys import key
 from pycil_wsc.methods.growing.der import DER
 from pycil_wsc.networks.nets import ExpandingNet
-from pycil_wsc.networks.timm_models import is_timm
+from pycil_wsc.networks.timm_models import is_timm, is_transformer
 from pycil_wsc.registry import register_learner
 
 
 @register_learner("memo", epochs=170, milestones=[80, 120, 150])
 class MEMO(DER):
-    """MEMO (Zhou et al., 2023): DER in which tasks share the backbone except its last stage. PyCIL's defaults."""
+    """MEMO (Zhou et al., 2023): DER in which tasks share the backbone except its last stage. PyCIL's defaults.
+
+    The last stage of a vision transformer is its last block, as in PILOT.
+    """
 
     @dataclass(frozen=True)
     class Options(DER.Options):
@@ -23,13 +26,16 @@ class MEMO(DER):
             decides="later tasks",
         )
         train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
+        align_head: bool = key(
+            True, "align the head after a task, as PyCIL does and PILOT does not", decides="later tasks"
+        )
 
     class Plan(DER.Plan):
         def check(self) -> str | None:
-            if is_timm(self.config.convnet_type):
+            if is_timm(self.config.convnet_type) and not is_transformer(self.config.convnet_type):
                 return (
                     f"model_name: 'memo' splits the backbone, which '{self.config.convnet_type}' does not support; "
-                    "use 'der', or a built-in backbone"
+                    "use 'der', a built-in backbone or a vision transformer (timm:vit_...)"
                 )
             return super().check()
 
@@ -49,3 +55,7 @@ class MEMO(DER):
         super().grow(task)
         self.network.trunk.requires_grad_(self.config.options.train_base or not task.index)
         self.network.blocks[:-1].requires_grad_(self.config.options.train_adaptive)
+
+    def end_task(self, task: Task) -> None:
+        if self.config.options.align_head:
+            super().end_task(task)
