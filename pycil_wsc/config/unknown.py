@@ -66,6 +66,6 @@ def own_names() -> frozenset[str] | None:
         except (OSError, SyntaxError, ValueError, RecursionError):
             return None
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name == "Options":
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Options"):
                 names |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}  # type: ignore
     return frozenset(names)
