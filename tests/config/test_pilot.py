@@ -15,11 +15,6 @@ from pycil_wsc.config.pilot import our_names
 from pycil_wsc.errors import UserError
 
 FILES = files()
-<<<<<<< HEAD
-AWAITED = ("cofima", "fecam", "memo", "ranpac")
-=======
-AWAITED = ("ease", "lae", "mos")
->>>>>>> c068ecc (RanPAC and FeCAM tune a transformer on the first task, MEMO splits one, as PILOT has them)
 REFUSED = {"aper_vpt_shallow_inr": "backbone_type: 'pretrained_vit_b16_224' has no prompts"}
 REFUSED |= dict.fromkeys(("cofima", "cofima_inr"), "model_name: PILOT's CoFiMA, which trains and aligns as SLCA does")
 TINY = {"convnet_options.depth": 2, "convnet_options.embed_dim": 24, "convnet_options.num_heads": 2}
@@ -52,8 +47,6 @@ def write(folder, keys):
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_of_pilots_files_is_planned_or_refused_in_one_line(name, data, tmp_path, capsys):
-    if FILES[name]["model_name"] in AWAITED:
-        pytest.skip("the method is not there yet")
     path = write(tmp_path, FILES[name])
     tiny = [f"--set={key}={value}" for key, value in TINY.items()]
     code = main(["--config", str(path), "--dry-run", "--data-root", str(data), "--out", str(tmp_path), *tiny])
