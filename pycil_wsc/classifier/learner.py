@@ -377,12 +377,14 @@ class Learner:
 
         Duplicates are images with the same content: among them, among those that the learner keeps, or among those that
         it has learned, if its method learns each image once, such as RanPAC. Images that were learned with another
-        class, which :meth:`learn` would replace, are listed with that. The images of known classes are compared
-        with the held-out images (``held_out=20``) of the same classes by a two-sample test in feature space
-        (:mod:`pycil_wsc.classifier.update.shift`).
+        class, which :meth:`learn` would replace, are listed with that. Near-duplicates, such as images that were
+        saved again, are found by a perceptual hash, also among the test images of the source. Listed are also classes
+        whose names differ by case or spaces, and images that look like another class, which may be mislabelled. The
+        images of known classes are compared with the held-out images (``held_out=20``) of the same classes by a
+        two-sample test in feature space (:mod:`pycil_wsc.classifier.update.shift`).
 
         Args:
-            source: as for :meth:`learn`. If it has a test part, that is not looked at.
+            source: as for :meth:`learn`. Its test part, if any, is compared with its training images.
             fewest: a class with fewer readable images than this is near-empty.
             level: the significance level of the test for shift: its rate of false alarms, 0 to 1.
 

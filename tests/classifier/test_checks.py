@@ -8,11 +8,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.months import NAMES, TEMPLATES, photos
 from support.small_learners import FILES, QUICK, learned
 
 from pycil_wsc import Learner
-from pycil_wsc.classifier.update import shift
+from pycil_wsc.classifier.update import near_duplicates, shift
+from pycil_wsc.classifier.update.doubtful_labels import doubtful
 from pycil_wsc.classifier.update.shift import compared
 from pycil_wsc.errors import UserError
 
@@ -187,3 +189,70 @@ def test_the_statistic_is_the_discrepancy_of_two_means_by_its_definition():
     assert found.distance == pytest.approx(np.sqrt(expected)) and found.p == 1 / 1000 and found.alarm
     assert compared((new[:7], one[0][:7]), (known, one[1]), 0.01, rng) is None
     assert compared((new, one[0]), (known, one[1] + 1), 0.01, rng) is None, "no class in common"
+
+
+# ---- what is nearly the same, or looks like something else -----------------------------------------------------------
+
+
+def picture(seed, side=64):
+    """A smooth random picture, as photographs are: PIL."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def definition_of_phash(image):
+    """Sums of cosines instead of a fast transform."""
+    grey = np.asarray(image.convert("L").resize((32, 32), Image.Resampling.LANCZOS), float)
+    places = np.arange(32)
+    waves = np.cos(np.pi * np.outer(np.arange(8), 2 * places + 1) / 64)
+    low = (waves @ grey @ waves.T).ravel()
+    return int("".join("01"[value > np.median(low)] for value in low), 2)
+
+
+def test_the_perceptual_hash_is_that_of_its_definition():
+    for seed in range(5):
+        bits = np.unpackbits(near_duplicates.perceptual_hash(picture(seed)).reshape(1).view(np.uint8))
+        assert int("".join(map(str, bits)), 2) == definition_of_phash(picture(seed))
+    assert near_duplicates.perceptual_hash(Image.new("RGB", (64, 64), "red")) is None, "all of one colour are alike"
+    assert near_duplicates.perceptual_hash(picture(0, side=8)) is None
+
+
+def test_images_that_were_saved_again_or_resized_are_found_also_in_the_test_and_others_are_not(tmp_path):
+    for number in range(12):
+        folder = tmp_path / "photos" / "train" / ("cat" if number < 6 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        picture(number).save(folder / f"{number}.png")
+        (tmp_path / "photos" / "val" / folder.name).mkdir(parents=True, exist_ok=True)
+    train, val = tmp_path / "photos/train", tmp_path / "photos/val"
+    picture(3).save(train / "cat/again.jpg", quality=60)
+    picture(8).resize((40, 40), Image.Resampling.BICUBIC).save(train / "cat/smaller.png")
+    picture(1).save(val / "cat/1.jpg", quality=90)
+    picture(100).save(val / "dog/new.png")
+    shutil.copy(train / "dog/9.png", val / "dog/copy.png")
+    found = Learner("ncm", image_size=16, convnet_type="tiny", quiet=True).check(f"folder:{tmp_path / 'photos'}")
+    near = {frozenset(map(os.path.basename, pair)) for pair in found.near_duplicates}
+    assert near == {frozenset({"3.png", "again.jpg"}), frozenset({"8.png", "smaller.png"})} and not found.duplicates
+    in_test = {tuple(map(os.path.basename, pair)) for pair in found.in_test}
+    assert in_test == {("1.png", "1.jpg"), ("9.png", "copy.png")} and not found.fine
+    assert "is nearly" in str(found) and "is the test image" in str(found)
+
+
+def test_names_that_differ_by_case_or_spaces_are_told(learner):
+    images, _ = noisy(10, 4)
+    found = learner.check((images, np.repeat(["Ant ", "dog_fish"], 10)))
+    assert found.similar_names == [("Ant ", "ant")] and "similar names: 'Ant ' and 'ant'" in str(found)
+    assert not learner.check((images, np.repeat(["ant", "dog 1"], 10))).similar_names
+
+
+def test_planted_label_errors_are_doubted_first_and_few_others():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 30)
+    features = np.eye(4)[labels] @ rng.normal(size=(4, 20)) + 0.3 * rng.normal(size=(120, 20)) + 5
+    wrong = np.array([3, 40, 77, 100])
+    given = labels.copy()
+    given[wrong] = (labels[wrong] + 1) % 4
+    rows, likelier = doubtful(features, given)
+    assert set(rows[:4].tolist()) == set(wrong.tolist()) and len(rows) == 4
+    assert np.array_equal(likelier, labels[rows])
+    assert not len(doubtful(features, labels)[0])
+    assert not len(doubtful(features[:4], labels[:4])[0]), "too few of a class"

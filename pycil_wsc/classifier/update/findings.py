@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from PIL import Image
 
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.predict.expected import Expected
@@ -14,7 +15,10 @@ from pycil_wsc.classifier.predict.images import Key
 from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.corrections import corrections_in
+from pycil_wsc.classifier.update.doubtful_labels import doubtful
+from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import learns_once
+from pycil_wsc.classifier.update.near_duplicates import near_pairs, perceptual_hash, repeated
 from pycil_wsc.classifier.update.shift import Shift, compared
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status
@@ -24,6 +28,8 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.seeding import derived_seed
 
 MOST = 1000  # images whose features are compared
+MOST_ALIKE = 20_000  # images of which each is compared with each
+MOST_DOUBTED = 5000  # images whose labels are doubted, a random sample if there are more
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,11 @@ class Findings:
         relabelled: (image, the class that it was learned with), of images that come with another class now.
         near_empty: the classes with few readable images, and how many.
         left_out: suffix -> number of files in the folders that are not read as images.
+        near_duplicates: (image, what it nearly equals), as ``duplicates``: images that were saved again or resized.
+        in_test: (image, test image) of the same source that is the same or nearly so.
+        similar_names: (class, another one, of these images or learned) whose names differ by case or spaces only.
+        doubtful: (image, its class, the class that it is more like), the most doubtful first: labels that are probably
+            wrong, and some that are right, so these are not part of ``fine``.
         learned_before: the task that was learned from the very same images, counted from 1, or None.
         expected: the accuracy to expect on the images of known classes, estimated without their labels
             (:meth:`pycil_wsc.Learner.expected_accuracy`); None if no image is held out.
@@ -57,11 +68,16 @@ class Findings:
     untested: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
     expected: Expected | None = None
+    near_duplicates: list[tuple[Key, Key]] = field(default_factory=list)
+    in_test: list[tuple[Key, Key]] = field(default_factory=list)
+    similar_names: list[tuple[str, str]] = field(default_factory=list)
+    doubtful: list[tuple[Key, str, str]] = field(default_factory=list)
 
     @property
     def fine(self) -> bool:
         """Whether nothing was found. Files that are left out count if they are pictures by their suffix."""
-        lists = self.unreadable, self.duplicates, self.relabelled, self.near_empty, self.learned_before
+        lists = [self.unreadable, self.duplicates, self.relabelled, self.near_empty, self.learned_before]
+        lists += [self.near_duplicates, self.in_test, self.similar_names]
         if are_pictures(self.left_out):
             return False
         return not any(lists) and not (self.shift and self.shift.alarm)
@@ -71,6 +87,10 @@ class Findings:
         lines += [f"unreadable: {why}" for _, why in self.unreadable]
         lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
         lines += [f"another class: {image} was learned as '{former}'" for image, former in self.relabelled]
+        lines += [f"near-duplicate: {image} is nearly {other}" for image, other in self.near_duplicates]
+        lines += [f"in the test: {image} is the test image {other}" for image, other in self.in_test]
+        lines += [f"similar names: '{name}' and '{other}'" for name, other in self.similar_names]
+        lines += [f"doubtful: {image} of '{name}' looks like '{other}'" for image, name, other in self.doubtful]
         lines += [f"near-empty: '{name}' has {count} readable images" for name, count in self.near_empty.items()]
         if self.left_out:
             lines.append(f"left out: {counted(self.left_out)}")
@@ -94,7 +114,7 @@ def findings_in(
     """Look at the images of a task before it is learned; see :meth:`pycil_wsc.Learner.check`."""
     split = part.train
     learned_before = _learned_before(part, present)  # first, as it refuses what cannot be learned
-    hashes, unreadable = _hashes(split)
+    hashes, alike, unreadable = _hashes(split)
     known = _known(present)
     if present and learns_once(config.model_name):
         known = _learned(part, hashes, present.bookkeeping.learned) | known
@@ -109,6 +129,8 @@ def findings_in(
     classes = dict(zip(part.info.classes, counts, strict=True))
     twice = {image for image, _ in (*duplicates, *relabelled)}
     once = readable & np.array([key not in twice for key in keys])
+    same = {image for image, _ in duplicates}
+    near = [pair for pair in _near_duplicates(keys, alike, present) if pair[0] not in same]
     shift, untested, expected = _shift(part, once, present, answers, level, config.seed)
     return Findings(
         len(split),
@@ -122,23 +144,103 @@ def findings_in(
         untested,
         part.left_out,
         expected,
+        near,
+        _in_test(part.test, keys, hashes, alike),
+        _similar_names(part.info.classes, present.held.info.classes if present else ()),
+        _doubtful(part, keys, once, answers, config.seed),
     )
 
 
-def _hashes(split: Split) -> tuple[list[str | None], list[tuple[str, str]]]:
-    """The hash of each image, None if it cannot be read, and why these cannot."""
+Alike = list[np.uint64 | None]  # the perceptual hash of each image, None of one that has none
+
+
+def _hashes(split: Split) -> tuple[list[str | None], Alike, list[tuple[str, str]]]:
+    """The hash of each image, None if it cannot be read, its perceptual hash, and why some cannot be read."""
     if split.in_memory:
-        return [pixel_hash(image) for image in split.images], []
+        of_arrays = [perceptual_hash(Image.fromarray(image)) for image in split.images]
+        return [pixel_hash(image) for image in split.images], of_arrays, []
     hashes: list[str | None] = []
+    alike: Alike = []
     unreadable = []
     for path in split.images.tolist():
         try:
-            decode(path)
+            picture = perceptual_hash(decode(path))
             hashes.append(file_hash(path))
+            alike.append(picture)
         except UserError as error:
             hashes.append(None)
+            alike.append(None)
             unreadable.append((path, str(error)))
-    return hashes, unreadable
+    return hashes, alike, unreadable
+
+
+def _compact(keys: Sequence[Key], alike: Alike) -> tuple[list[Key], np.ndarray]:
+    """The images that have a perceptual hash, and these: uint64 (n,)."""
+    rows = [row for row, picture in enumerate(alike) if picture is not None]
+    return [keys[row] for row in rows], np.array([alike[row] for row in rows], np.uint64)
+
+
+def _near_duplicates(keys: Sequence[Key], alike: Alike, present: SavedLearner | None) -> list[tuple[Key, Key]]:
+    """Images that nearly equal an earlier one of these, or one that the learner keeps; not of very many images."""
+    names, hashes = _compact(keys, alike)
+    if len(hashes) > MOST_ALIKE:
+        return []
+    pairs: dict[Key, Key] = {}
+    if present is not None:
+        classes = present.held.info.classes
+        parts = (present.held.train, "an exemplar"), (present.bookkeeping.held_out, "a held-out image")
+        for split, what in parts:
+            _, pictures, _ = _hashes(rows_of(split, np.arange(min(len(split), MOST_ALIKE))))
+            labels, others = _compact(split.targets.tolist(), pictures)
+            for place, other in near_pairs(hashes, others):
+                pairs[names[place]] = f"{what} of '{classes[int(labels[other])]}'"
+    pairs |= {names[place]: names[earlier] for place, earlier in repeated(hashes)}
+    return list(pairs.items())
+
+
+def _in_test(test: Split, keys: Sequence[Key], hashes: list[str | None], alike: Alike) -> list[tuple[Key, Key]]:
+    """Images that are also, or nearly, among the test images of their source."""
+    if not len(test):
+        return []
+    of_test, pictures, _ = _hashes(test)
+    test_keys: list[Key] = list(range(len(test))) if test.in_memory else test.images.tolist()
+    names, near = _compact(keys, alike)
+    others, near_test = _compact(test_keys, pictures)
+    found: dict[Key, Key] = {}
+    if max(len(near), len(near_test)) <= MOST_ALIKE:
+        found = {names[place]: others[other] for place, other in near_pairs(near, near_test)}
+    by_hash = {digest: key for digest, key in zip(of_test, test_keys, strict=True) if digest}
+    found |= {key: by_hash[digest] for key, digest in zip(keys, hashes, strict=True) if digest in by_hash}
+    return list(found.items())
+
+
+def _similar_names(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+    """Classes of which another one, among these or the learned ones, differs by case or spaces only."""
+    pairs = []
+    earlier: dict[str, str] = {}
+    for name in [*known, *(name for name in names if name not in known)]:
+        plain = "".join(letter for letter in name.casefold() if not letter.isspace() and letter not in "_-")
+        other = earlier.setdefault(plain, name)
+        if other != name and (name in names or other in names):
+            pairs.append((name, other))
+    return pairs
+
+
+def _doubtful(
+    part: Dataset, keys: Sequence[Key], usable: np.ndarray, answers: Answers | None, seed: int
+) -> list[tuple[Key, str, str]]:
+    """The images whose label is probably wrong, by the features of a learner that has learned something."""
+    if answers is None:
+        return []
+    rng = np.random.default_rng(derived_seed(seed, "doubtful"))
+    rows = np.sort(rng.permutation(np.flatnonzero(usable))[:MOST_DOUBTED])
+    if not len(rows):
+        return []
+    labels = part.train.targets[rows]
+    chosen, likelier = doubtful(answers.classifier.features(part.train.images[rows]), labels)
+    names = part.info.classes
+    triples = zip(rows[chosen].tolist(), labels[chosen].tolist(), likelier.tolist(), strict=True)
+    return [(keys[row], names[label], names[other]) for row, label, other in triples]
 
 
 def _known(present: SavedLearner | None) -> dict[str, str]:

@@ -1,0 +1,41 @@
+"""Labels that are probably wrong: images that are much more like another class than like their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+FEWEST = 5  # images of a class, without which its mean says little
+MARGIN = 0.3  # by which the cosine with another class's mean exceeds that with the own one
+
+
+def doubtful(features: np.ndarray, labels: np.ndarray, margin: float = MARGIN) -> tuple[np.ndarray, np.ndarray]:
+    """Images whose label is probably wrong, and the class that each is more like: rows (k,) and classes (k,).
+
+    Features are centred and have length 1. An image is compared by cosine with the mean of each class, without itself
+    in its own, and doubted if another class is nearer by more than ``margin``. The most doubtful ones come first.
+
+    Args:
+        features: float (n, d).
+        labels: int64 (n,). Classes of fewer than five images are left out.
+        margin: of the cosines, 0 to 2.
+    """
+    classes, number = np.unique(labels, return_counts=True)
+    rows = np.flatnonzero(np.isin(labels, classes[number >= FEWEST]))
+    classes, places, number = np.unique(labels[rows], return_inverse=True, return_counts=True)
+    if len(classes) < 2:
+        return rows[:0], labels[:0]
+    directions = _unit(features[rows] - features[rows].mean(0))
+    sums = np.zeros((len(classes), directions.shape[1]))
+    np.add.at(sums, places, directions)
+    cosines = directions @ _unit(sums).T
+    own = (directions * _unit(sums[places] - directions)).sum(1)
+    cosines[np.arange(len(rows)), places] = -np.inf
+    excess = cosines.max(1) - own
+    order = np.argsort(-excess, kind="stable")
+    order = order[excess[order] > margin]
+    return rows[order], classes[cosines.argmax(1)[order]]
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Rows of length 1, or 0."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
