@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from pycil_wsc.config.loading import resolve
+from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training import loop
 from pycil_wsc.training.phase import Monitor, PhaseRun
@@ -87,7 +88,9 @@ class Ours(Monitor):
         self.run = Run(resolve(keys | {"init_epoch": 1, "init_milestones": [], "brightness": 0.0}), dataset)
         self.task = self.run.manager.tasks[0]
         self.run.learner.grow_for(self.task)
-        self.run.learner.memory.limit(100)
+        memory = self.run.learner.memory
+        assert isinstance(memory, StreamMemory)
+        memory.limit(100)
         self.batch = args.batch_size
         self.network = self.run.learner.network
 

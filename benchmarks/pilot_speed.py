@@ -116,8 +116,8 @@ def stock(name, args):
     keys = {"device": [torch.device("cpu")], "memory_size": 0, "init_cls": 2, "increment": 2, "nb_classes": 4}
     keys |= {"init_lr": 0.01, "later_lr": 0.01, "batch_size": args.batch_size, "weight_decay": 5e-4, "min_lr": 0}
     keys |= {"optimizer": "sgd", "scheduler": "cosine", "model_name": name, "backbone_type": name} | FILE[name]
-    networks.get_backbone = lambda *_, **__: transformer(name, keys, args)
-    module.DataLoader, module.tqdm = Batches, Bar
+    vars(networks)["get_backbone"] = lambda *_, **__: transformer(name, keys, args)
+    vars(module).update(DataLoader=Batches, tqdm=Bar)
     learner = module.Learner(keys)
     learner._network.backbone.out_dim = learner._network.out_dim = args.embed_dim
     seconds = []

@@ -223,7 +223,10 @@ def walks(root: Path = ROOT) -> dict[str, list[str]]:
     names = {name: path for name, path in modules(root) if within(name, [PACKAGE])}
     rooms = [f"{PACKAGE}.consolidation", f"{PACKAGE}.methods.consolidation"]
     of_rooms = {name for name in names if within(name, rooms)}
-    wanted = {name: {module_of(target, of_rooms) for target in imports(names[name])} - {None} for name in of_rooms}
+    wanted = {}
+    for name in of_rooms:
+        targets = (module_of(target, of_rooms) for target in imports(names[name]))
+        wanted[name] = {target for target in targets if target is not None}
     of_wsc = reachable(f"{PACKAGE}.methods.consolidation.wsc", wanted) | {f"{PACKAGE}.methods.consolidation.wsc"}
     read = [path for path in names.values() if ".memory_per_class" in path.read_text()]
     return {

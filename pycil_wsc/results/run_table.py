@@ -24,7 +24,7 @@ Row = dict[str, Any]
 Lines = list[dict[str, Json]]  # the records of an analysis, a dict per task
 FOLDER = "run"  # the column that identifies a run
 DIGITS = 4  # significant digits of a number
-FINER = dict.fromkeys(  # and of those that pages subtract and show with two decimals
+FINER: dict[str, int] = dict.fromkeys(  # and of those that pages subtract and show with two decimals
     ("average", "newest", "forgetting", "train_loss", "train_flops", "gradient_cosine", "gradient_norm", "drift"), 7
 )
 LARGE = 1e9  # from here on, numbers have an exponent

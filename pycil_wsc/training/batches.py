@@ -17,6 +17,7 @@ from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order,
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
+from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.processes import Processes
 from pycil_wsc.training.replay import Entering, EpochPlan, Uploaded, draw_sizes, replayed_images, seed_of
@@ -132,25 +133,6 @@ class Sampling:
     times: int = 1
 
 
-class Settings(Protocol):
-    """The keys that decide the batches."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def batch_seed(self) -> int | None: ...
-    @property
-    def replay_ratio(self) -> float | None: ...
-    @property
-    def augmentation(self) -> str: ...
-    @property
-    def replay_batch_size(self) -> int | None: ...
-    @property
-    def class_balance(self) -> str: ...
-
-
 class Trained(Protocol):
     """What the batches need of a learner."""
 
@@ -162,7 +144,7 @@ class Trained(Protocol):
     plan: Plan
 
     @property
-    def config(self) -> Settings: ...
+    def config(self) -> LearnerConfig: ...
     @property
     def stored(self) -> Any: ...
 

@@ -15,7 +15,8 @@ from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.batches.order import num_batches
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
-from pycil_wsc.training.batches import Batches, Sampling, Settings
+from pycil_wsc.training.batches import Batches, Sampling
+from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.precision import Precision
 from pycil_wsc.training.processes import Processes
@@ -32,7 +33,7 @@ class Extracting(Protocol):
     plan: Plan
 
     @property
-    def config(self) -> Settings: ...
+    def config(self) -> LearnerConfig: ...
     @property
     def network(self) -> nn.Module: ...
     @property

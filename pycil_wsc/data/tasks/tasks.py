@@ -124,10 +124,13 @@ class DataManager(TaskSequence):
             boundaries = [0, *range(init_cls, num_classes, increment), num_classes]
         order = np.random.RandomState(seed).permutation(num_classes) if shuffle else np.arange(num_classes)
         position = np.argsort(order)
-        targets = [position[split.targets] for split in (dataset.train, dataset.test)]
-        train, test = (np.searchsorted(boundaries, each, side="right") - 1 for each in targets)
-        super().__init__(order.tolist(), boundaries, *targets, blurred(train, blurry, seed), test)
-        self.train_tasks = train
+        train_targets = position[dataset.train.targets]
+        test_targets = position[dataset.test.targets]
+        train_tasks = np.searchsorted(boundaries, train_targets, side="right") - 1
+        test_tasks = np.searchsorted(boundaries, test_targets, side="right") - 1
+        trained_in = blurred(train_tasks, blurry, seed)
+        super().__init__(order.tolist(), boundaries, train_targets, test_targets, trained_in, test_tasks)
+        self.train_tasks = train_tasks
 
 
 def blurred(tasks: np.ndarray, share: float, seed: int) -> np.ndarray:

@@ -96,8 +96,8 @@ class LAE(BaseLearner):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        offline = list(self.network.offline.parameters())
-        online = list(self.network.online.parameters())
+        offline: list[Tensor] = list(self.network.offline.parameters())
+        online: list[Tensor] = list(self.network.online.parameters())
         torch._foreach_lerp_(offline, online, 1 - self.config.options.ema_decay)
 
 

@@ -204,8 +204,8 @@ class MOS(ClassRows):
         from sklearn.cluster import KMeans
 
         seed = seeding.derived_seed(self.config.seed, "clusters", label) % 2**32  # all that it takes
-        found = KMeans(self.config.options.n_centroids, n_init="auto", random_state=seed).fit(features).labels_
-        parts = [part for _, part in by_class(features, found)]
+        clusters = KMeans(self.config.options.n_centroids, n_init="auto", random_state=seed).fit_predict(features)
+        parts = [part for _, part in by_class(features, clusters)]
         return np.stack([part.mean(0) for part in parts]), np.stack([part.var(0) for part in parts])
 
     def _check_clusters(self, task: Task) -> None:

@@ -166,10 +166,12 @@ class CLSER(Replay):
 
     def _update(self, average, decay):
         decay = min(1 - 1 / (self.steps + 1), decay)
-        parts = (list(average.parameters()), list(self.network.parameters()))
+        averaged: list[Tensor] = list(average.parameters())
+        trained: list[Tensor] = list(self.network.parameters())
         if not self.config.by_step:
-            parts = (tensors(average), tensors(self.network))
-        torch._foreach_lerp_(*parts, 1 - decay)
+            averaged = tensors(average)
+            trained = tensors(self.network)
+        torch._foreach_lerp_(averaged, trained, 1 - decay)
 
     def extract(self, images: Tensor) -> Tensor:
         """Of the stable average, also while a task is trained."""

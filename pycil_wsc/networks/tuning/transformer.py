@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks.layers import layer_groups, mark_frozen
+from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.networks.tuning.modules import BRANCH, PARALLEL, Adapter, LoRA, Prefix, Prompts, RoutedAdapters, Scales
 
 NEWEST = -1
@@ -18,7 +19,7 @@ Route = int | Tensor | None  # the number of a set, one for each image, or none
 KeysAndValues = tuple[Tensor, Tensor]  # (B or 1, p, dim) each
 
 
-class TunedTransformer(nn.Module):
+class TunedTransformer(Backbone):
     """timm's transformer ``vit`` and the sets of modules that tune it: (B, 3, H, W) -> (B, ``out_dim``) features.
 
     Args:

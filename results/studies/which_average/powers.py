@@ -41,6 +41,7 @@ class WSCPowers(WSC):
         super().begin_phase(task, run)
         if self.consolidation is None:
             return
+        assert isinstance(self.consolidation, WeightSpaceConsolidation)
         for power in POWERS:
             average = Average(every=self.config.wsc.average_every, power=power)
             other = WeightSpaceConsolidation(
