@@ -727,7 +727,7 @@ def test_images_of_another_kind_than_before_are_refused_and_change_nothing(month
     assert learner.predict(TEMPLATES.astype(np.uint8)).tolist() == before and len(learner.history) == 1
 
 
-@pytest.mark.parametrize("name", ["wsc", "der"])
+@pytest.mark.parametrize("name", ["wsc", "der", "aper_finetune"])
 def test_a_saved_learner_with_a_pre_trained_backbone_goes_on_without_its_file(name, months, tmp_path):
     timm = pytest.importorskip("timm")
     narrow = {"channels": [8, 8, 8, 8], "stem_width": 8, "layers": [1, 1, 1, 1]}

@@ -955,7 +955,7 @@ SHORT = (
     "gpu",
 )
 SHORT += ("development", "how_a_step_runs")
-BUDGET = 5900  # hand-written words of these pages
+BUDGET = 28_000  # hand-written words of all pages
 
 
 @pytest.fixture
@@ -969,9 +969,10 @@ def test_no_sentence_is_longer_than_forty_words(scripts, short_pages):
     assert {path.name: words.too_long(text) for path, text in short_pages.items() if words.too_long(text)} == {}
 
 
-def test_the_pages_have_no_more_words_than_they_need(scripts, short_pages):
-    assert len(short_pages) == len(SHORT)
-    assert sum(map(scripts("words").words, short_pages.values())) <= BUDGET
+def test_the_pages_have_no_more_words_than_they_need(scripts):
+    words = scripts("words")
+    pages = [words.prose(path.read_text(encoding="utf-8")) for path in words.pages()]
+    assert len(pages) > 25 and sum(map(words.words, pages)) <= BUDGET
 
 
 def test_words_are_counted_without_code_and_generated_parts(scripts):

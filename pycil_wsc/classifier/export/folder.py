@@ -35,7 +35,7 @@ from pycil_wsc.classifier.predict.classifier import Classifier, precision_of_ans
 from pycil_wsc.classifier.predict.familiarity import Familiarity
 from pycil_wsc.classifier.predict.images import opened
 from pycil_wsc.classifier.predict.model import Model, for_prediction
-from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, grown
+from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, grown, with_weights_elsewhere
 from pycil_wsc.classifier.store.settings import OF_EXPERIMENTS, configured
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.options import Config
@@ -148,6 +148,7 @@ def description(answers: Answers, held: Dataset, config: Config) -> State:
     """The content of ``config.json`` but for what describes the weights."""
     assert held.arrivals is not None
     omitted = (OF_EXPERIMENTS - {"model_name"}) | OF_THIS_MACHINE
+    values = with_weights_elsewhere(config.to_dict())
     info = dataclasses.asdict(held.info)
     return {
         "library": "pycil_wsc",
@@ -158,7 +159,7 @@ def description(answers: Answers, held: Dataset, config: Config) -> State:
         "classes_after_task": list(held.arrivals.seen),
         "temperature": answers.temperature,
         "images": {name: value for name, value in info.items() if name not in ("name", "classes")},
-        "config": {name: value for name, value in config.to_dict().items() if name not in omitted},
+        "config": {name: value for name, value in values.items() if name not in omitted},
     }
 
 

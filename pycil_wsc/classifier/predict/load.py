@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pycil_wsc.classifier.predict.arguments import folder_of, refusing
 from pycil_wsc.classifier.predict.classifier import Classifier
-from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, rebuilt
+from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, rebuilt, with_weights_elsewhere
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
@@ -38,7 +38,7 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
         raise UserError(f"{path}: there is not enough memory to load it; free some") from None
     with refusing(path, "a file of weights of this version", again, named=True):  # its checksums match
         info = checked_info(state["info"])
-        config = without_dropped(state["config"]) | {"device": str(device), "pretrained": False}
+        config = with_weights_elsewhere(without_dropped(state["config"])) | {"device": str(device)}
         reached = Reached(state["class_order"], state["boundaries"], state["task"])
         learner = rebuilt(resolve(config), info, reached, state["learner"])
         return Classifier(learner, info, reached.classes)

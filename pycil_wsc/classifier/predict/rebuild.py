@@ -48,6 +48,23 @@ class Reached(NamedTuple):
         return self.class_order[: self.boundaries[self.task + 1]]
 
 
+def with_weights_elsewhere(values: State) -> State:
+    """The keys of a learner whose weights come from a saved state, and not from those it was ``pretrained`` with.
+
+    What follows from ``pretrained`` is then said: whether the first task has trained the backbone.
+    """
+    adapt = {"adapt": not values.get("pretrained")} if values.get("adapt", True) is None else {}
+    return {**values, "pretrained": False, **adapt}
+
+
+def config_with_weights_elsewhere(config: Config) -> Config:
+    """The same of a configuration."""
+    options = config.options
+    if getattr(options, "adapt", True) is None:
+        options = dataclasses.replace(options, adapt=not config.pretrained)
+    return dataclasses.replace(config, pretrained=False, options=options)
+
+
 def rebuilt(
     config: Config, info: DatasetInfo, reached: Reached, state: State, images: Split | None = None
 ) -> BaseLearner:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pycil_wsc.classifier.predict.answers import Answers
 from pycil_wsc.classifier.predict.classifier import Classifier, precision_of_answers
 from pycil_wsc.classifier.predict.model import for_prediction
-from pycil_wsc.classifier.predict.rebuild import Reached, rebuilt
+from pycil_wsc.classifier.predict.rebuild import Reached, config_with_weights_elsewhere, rebuilt
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
@@ -35,7 +35,7 @@ def answers_of(config: Config, learned: SavedLearner) -> Answers:
     assert learned.held.arrivals is not None
     info, seen = learned.held.info, learned.held.arrivals.seen
     reached = Reached.of_stream(seen)
-    config = dataclasses.replace(config, tasks=tuple(learned.config["tasks"]), pretrained=False)
+    config = dataclasses.replace(config_with_weights_elsewhere(config), tasks=tuple(learned.config["tasks"]))
     learner = for_prediction(rebuilt(config, info, reached, learned.state["learner"]))
     classifier = Classifier(learner, info, reached.classes, config.num_workers, precision_of_answers(learner))
     noted = learned.bookkeeping

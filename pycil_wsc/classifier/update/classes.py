@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pycil_wsc import registry
 from pycil_wsc.classifier.predict.calibration import fitted_temperature
-from pycil_wsc.classifier.predict.rebuild import Reached, rebuilt
+from pycil_wsc.classifier.predict.rebuild import Reached, config_with_weights_elsewhere, rebuilt
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, ClassChange, Entry
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
 from pycil_wsc.classifier.store.hashes import digests_of, hashes_of, with_classes
@@ -202,7 +202,7 @@ def _is_computed(config: Config) -> bool:
 def _rebuilt(config: Config, present: SavedLearner, images: Split | None = None) -> Iterator[ClosedForm]:
     """A context with the learner itself, which can extract the features of ``images``."""
     assert present.held.arrivals is not None
-    config = replace(config, tasks=tuple(present.config["tasks"]), pretrained=False)
+    config = replace(config_with_weights_elsewhere(config), tasks=tuple(present.config["tasks"]))
     reached = Reached.of_stream(present.held.arrivals.seen)
     learner = rebuilt(config, present.held.info, reached, present.state["learner"], images)
     assert isinstance(learner, ClosedForm)
@@ -289,7 +289,7 @@ def _regrouped(
     regrouping = Regrouping(groups, tuple(names), held.arrivals.seen)
     state = present.state["learner"]
     if len(groups) < held.info.num_classes:
-        config = replace(config, tasks=tuple(present.config["tasks"]), pretrained=False)
+        config = replace(config_with_weights_elsewhere(config), tasks=tuple(present.config["tasks"]))
         state = regrouped_state(state, config, held.info, regrouping, mean=not _is_computed(config))
         memory = regrouped(memory_of(state), groups)
         state = {**state, EXTRA: {**state[EXTRA], MEMORY: memory}}

@@ -23,6 +23,7 @@ import torch
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.predict.calibration import fitted_temperature
 from pycil_wsc.classifier.predict.features import Features
+from pycil_wsc.classifier.predict.rebuild import config_with_weights_elsewhere
 from pycil_wsc.classifier.store import learner_file
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, Decision, Entry, Relabelled
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
@@ -241,7 +242,7 @@ def train(prepared: Prepared, work: Path) -> Trained:
     state = prepared.learner.state if prepared.learner else None
     config = dataclasses.replace(prepared.config, cache_first_task=False)
     if state and not configured_learner(config).Plan.starts_anew:
-        config = dataclasses.replace(config, pretrained=False)  # the state already has the weights
+        config = config_with_weights_elsewhere(config)  # the state already has the weights
     check_backbone(config, stream.info.image_size)
     data = for_training(stream, config)
     run = Run(config, data, before.bar, work, state, checkpoints=before.out is not None)

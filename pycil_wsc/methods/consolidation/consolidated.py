@@ -65,10 +65,10 @@ class Consolidated(Scoring):
     class Plan(Scoring.Plan):
         consolidates = True
 
-        def __init__(self, config: LearnerConfig) -> None:
-            super().__init__(config)
-            if config.wsc.first_task:  # which is not to be shared with learners that are not consolidated
-                self.plain_first_task = False
+        @property
+        def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+            """Not if it is consolidated: learners that are not could not share it."""
+            return super().plain_first_task and not self.config.wsc.first_task
 
         def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
             images = super().planned_images(task, memory, targets)
