@@ -531,7 +531,7 @@ BAD = {
         "model_name": "icarl",
         "memory_update": "step",
     },
-    "head: 'icarl' needs a head that grows; leave the key out": {"model_name": "icarl", "head": "all"},
+    "head: 'bic' needs a head that grows; leave the key out": {"model_name": "bic", "head": "all"},
     "online: 'bic' needs several passes over its images; use another method": {"model_name": "bic", "online": True},
     "online: each image is seen once, but 'epochs' is not 1; leave it out": {"online": True, "epochs": 2},
     "blurry: 'wsc' needs to know the tasks; use a method that does not: er, derpp, ": {"blurry": 0.1},
@@ -775,7 +775,7 @@ def test_keys_that_no_run_of_the_file_reads_are_told(tmp_path, caplog):
     runs, lines = told(model_name="icarl", **{"wsc.retain": [0.1, 0.9], "alpha": 0.8})
     assert len(runs) == 1
     assert lines == [
-        "alpha: has no effect; it is a key of dark_er, derpp, which no run of this file uses",
+        "alpha: has no effect; it is a key of dark_er, derpp, ease, fdr, which no run of this file uses",
         "wsc.retain: has no effect; it is a key of Weight Space Consolidation (model_name wsc, or consolidate), which "
         "no run of this file uses",
     ]

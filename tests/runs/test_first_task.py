@@ -51,7 +51,7 @@ def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(s
         fewest = 1 if name in WITH_EXEMPLARS else 0
         for memory in (fewest, 4) if name in ("replay", "icarl", "wsc") else (4,):
             before = entries(settings)
-            keys = {"model_name": name, "memory_per_class": memory, "fixed_memory": True}
+            keys = {"model_name": name, "memory_per_class": memory, "fixed_memory": True, "memory_update": "task"}
             with without_checkpoints():
                 with_cache = run(settings, **keys).execute()
                 without = run(alone, **keys).execute()
@@ -191,7 +191,7 @@ def test_a_new_option_of_a_learner_is_not_forgotten(settings, monkeypatch):
 def test_a_new_key_of_all_learners_is_not_forgotten(settings, tmp_path):
     """The package with one more line: a key beside ``momentum``."""
     shutil.copytree(ROOT / "pycil_wsc", tmp_path / "pycil_wsc", ignore=shutil.ignore_patterns("__pycache__"))
-    options = tmp_path / "pycil_wsc" / "training" / "options.py"
+    options = tmp_path / "pycil_wsc" / "training" / "learner_config.py"
     line = "    momentum: float ="
     assert options.read_text().count(line) == 1
     options.write_text(options.read_text().replace(line, f'    mixing: str = key("none", "new")\n{line}'))

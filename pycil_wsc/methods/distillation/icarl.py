@@ -13,7 +13,6 @@ from pycil_wsc.methods.losses import distillation
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.learner_config import LearnerConfig
 
 
 @register_learner("icarl", epochs=170, milestones=[80, 120])
@@ -35,17 +34,20 @@ class ICaRL(DistillingLearner):
             "loss over all classes together (`softmax`, as PyCIL), or over each alone (`sigmoid`, as the paper and"
             " Mammoth)",
             choices=("softmax", "sigmoid"),
+            decides="later tasks",  # and with `sigmoid` no other method shares the first one
         )
         mirrored_means: bool = key(
-            False, "the nearest mean is that of exemplars and of their mirror images, as in the paper and Mammoth"
+            False,
+            "the nearest mean is that of exemplars and of their mirror images, as in the paper and Mammoth",
+            decides="later tasks",
         )
 
     class Plan(DistillingLearner.Plan):
         any_head = True
 
-        def __init__(self, config: LearnerConfig) -> None:
-            super().__init__(config)
-            self.plain_first_task = config.options.probabilities == "softmax"
+        @property
+        def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return self.config.options.probabilities == "softmax"
 
         def check(self) -> str | None:
             if self.config.options.probabilities == "sigmoid" and self.config.label_smoothing:
