@@ -37,7 +37,9 @@ class ERACE(Replay):
             choices=(None, "linear", "cosine"),
         )
         task_free: bool = key(
-            False, "with `memory_update` `step`: replay from the first step on, not from the second task on"
+            False,
+            "with `memory_update` `step`: replay from the first step on, not from the second task on",
+            decides="later tasks",  # with `step`, no method shares the first one
         )
 
     class Plan(Replay.Plan):
