@@ -89,8 +89,9 @@ def file_of(config: Config, dataset: Dataset, data: Mapping[str, Json], learner:
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if is_timm(config.convnet_type) else [])]
     backbone = registry.backbones.get(config.convnet_type)
     optimizer = registry.optimizers[config.optimizer]
+    keys = {name: value for name, value in config.first_task().items() if value is not None}  # as without the key
     decisive = {
-        **config.first_task(),
+        **keys,
         "classes": learner.manager.class_order[:seen],
         "data": data,
         "images_per_class": config.images_per_class,  # which the fingerprint is without
