@@ -63,7 +63,7 @@ class Anytime:
 
     def load_state_dict(self, state: State) -> None:
         self.steps = state["steps"]
-        self.curve = [list(point) for point in state["curve"]]
+        self.curve = [[int(step), float(accuracy)] for step, accuracy in state["curve"]]
 
 
 class Evaluator:

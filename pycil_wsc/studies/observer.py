@@ -99,7 +99,12 @@ class Observer:
 
     def summed_loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy over all classes seen, regardless of the method's loss: a scalar, summed over the batch."""
-        return cross_entropy(self.learner.predict(images).float(), targets, reduction="sum")
+        logits = self.learner.predict(images)
+        if (
+            torch.is_grad_enabled() and not logits.requires_grad
+        ):  # answers come from an average of the network's weights
+            logits = self.learner.network(images)
+        return cross_entropy(logits.float(), targets, reduction="sum")
 
     @torch.no_grad()
     def mean_loss(self, indices: np.ndarray) -> float:

@@ -5,6 +5,7 @@ that are left.
 """
 
 import itertools
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,7 @@ from pycil_wsc.data.batches.features import FeatureSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.layers import freeze
 from pycil_wsc.networks.nets import IncrementalNet
+from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.step.backward import Backward
 from pycil_wsc.training.step.cost import StepCost
@@ -86,6 +88,21 @@ def replay_operations(learner: Trainable, task: Task) -> float:
     return learner.plan.planned_epochs(task) * images * cost.per_image
 
 
+def _with_stored(learner: Trainable, phase: Phase, batch: Batch) -> Batch:
+    """The batch, whose replayed ones have zeros in place of what only the steps to come store."""
+    if not batch.replay or any(part.stored for part in batch.replay):
+        return batch
+    alone = replace(batch, replay=())
+    with torch.no_grad():
+        _, logits = phase.loss(alone)
+        values = learner.to_store(alone, logits)
+    replay = []
+    for part in batch.replay:
+        stored = {name: value.new_zeros(len(part), *value.shape[1:]) for name, value in values.items()}
+        replay.append(replace(part, stored=stored))
+    return replace(batch, replay=tuple(replay))
+
+
 def costs_of_step(learner: Trainable, task: Task, run: PhaseRun) -> tuple[float, float]:
     """The operations of a phase per image and, before the step, per exemplar, counted in a step that is not taken:
     statistics and weights stay. The step is that of the first batch with exemplars, if there is any.
@@ -100,6 +117,7 @@ def costs_of_step(learner: Trainable, task: Task, run: PhaseRun) -> tuple[float,
         address = task.index, run.number, 0
         replayed = learner.batches.first_replayed(phase, *address)
         drawn = next(itertools.islice(learner.batches.of(phase, *address), replayed, None))
+        drawn = _with_stored(learner, phase, drawn)
         with cost.measured_before(drawn.exemplars):
             batch = learner.before_step(drawn)
         with cost.measured(batch):

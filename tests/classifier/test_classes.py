@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from support.months import month, photos
 from support.small_learners import FILES, QUICK, arrays, assert_same, dies_at, learned
+from support.small_runs import suited
 
 from pycil_wsc import Learner, registry
 from pycil_wsc.classifier.predict.rebuild import Reached, grown
@@ -153,7 +154,8 @@ def test_a_learner_of_an_earlier_version_forgets_which_images_a_renamed_class_ha
 
 def of_grown(name, seen):
     """A learner of ``name`` with new weights, and its configuration and classes; ``tiny`` networks."""
-    source = Learner(name, convnet_type="tiny", device="cpu", precision="fp32", buffer_size=64, projection=64)
+    keys = {"convnet_type": "tiny", "device": "cpu", "precision": "fp32", "buffer_size": 64, "projection": 64}
+    source = Learner(name, **keys | suited(name))
     images = np.zeros((1, 8, 8, 3), np.uint8)
     info = read_source((images, ["any"])).info
     info = info.__class__(**{**vars(info), "classes": tuple(map(str, range(seen[-1])))})
@@ -178,7 +180,8 @@ def test_the_networks_of_every_learner_without_two_classes_are_those_of_fewer_cl
     fewer.eval()
     with torch.no_grad():
         logits, expected = fewer.predict(images), learner.predict(images)[:, [group[0] for group in groups]]
-    if logits.isfinite().all():  # a computed head has no images yet
+    # a computed head has no images yet, and the scores of two methods are normalised over all classes
+    if logits.isfinite().all() and name not in ("lae", "mos"):
         assert torch.allclose(logits, expected, atol=1e-5)
 
 
@@ -190,7 +193,8 @@ def test_a_network_with_parts_of_several_classes_is_refused_in_one_line():
 
 @pytest.mark.parametrize("name", ["beef", "cls_er", "derpp", "ewc", "podnet"])
 def test_exemplars_rows_and_what_a_method_keeps_follow_and_it_learns_on(name, months, tmp_path):
-    learner = learned(*months[:2], name=name, held_out=2, **QUICK)
+    by_task = {"memory_update": "task"} if name in ("cls_er", "derpp") else {}
+    learner = learned(*months[:2], name=name, held_out=2, **QUICK | by_task)
     images, names = arrays(months[0])
     logits, former = learner.logits(images), learner.classes
     learner.remove("bee")

@@ -65,7 +65,8 @@ def weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "learner", [name for name in sorted(set(registry.learners) - {"memo", "redo"}) if not suited(name)]
+    "learner",  # an anchor of HAL is alone in its batch
+    [name for name in sorted(set(registry.learners) - {"memo", "redo", "hal"}) if not suited(name)],
 )
 @pytest.mark.parametrize("model", sorted(set(SMALL) - {"efficientnet_lite0"}))
 def test_every_learner_trains_every_family(learner, model, settings):

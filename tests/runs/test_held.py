@@ -118,6 +118,7 @@ def test_a_budget_in_bytes_pays_for_logits_too(exemplars, settings):
     """With N classes known, an exemplar of DER++ takes its pixels and N float32."""
     budget = 20 * IMAGE
     keys = {"model_name": "derpp", "memory_bytes": budget, "exemplars": exemplars, "epochs": 1, "init_epoch": 1}
+    keys |= {"memory_update": "task"}
     run = in_bytes(settings, **keys)
     for task in run.manager.tasks:
         run.learner.learn(task, SILENT)
@@ -130,7 +131,7 @@ def test_a_budget_in_bytes_pays_for_logits_too(exemplars, settings):
 
 def test_a_method_stores_what_it_says(undisturbed):
     """A method that stored values without ``stored_bytes`` would exceed ``memory_bytes``; all others store nothing."""
-    _, result = undisturbed(model_name="derpp", exemplars="random", epochs=2, init_epoch=1)
+    _, result = undisturbed(model_name="derpp", memory_update="task", exemplars="random", epochs=2, init_epoch=1)
     run = run_of(SETTINGS | {"dataset": result["config"]["dataset"]}, model_name="derpp")
     assert result["held"]["values"] == EXEMPLARS * run.learner.plan.stored_bytes(6)
 
@@ -139,7 +140,7 @@ def test_too_few_bytes_for_an_exemplar_of_each_class_and_its_logits_are_one_line
     """Four images fit, but not four with their logits."""
     assert in_bytes(settings, model_name="replay", memory_bytes=4 * IMAGE).plan
     with pytest.raises(UserError, match="model_name: 'derpp' needs exemplars, but the memory cannot hold one of each"):
-        in_bytes(settings, model_name="derpp", memory_bytes=4 * IMAGE)
+        in_bytes(settings, model_name="derpp", memory_update="task", memory_bytes=4 * IMAGE)
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------

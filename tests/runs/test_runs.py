@@ -103,7 +103,8 @@ HELD_BACK = {
 def epochs_of(name):
     """The epochs of each of the three tasks, of the method's first phase; some methods train nothing in later tasks."""
     learner = registry.learners[name]
-    options = SimpleNamespace(adapt=True)  # of methods that may leave the backbone as it is
+    # of methods that may leave the backbone as it is
+    options = SimpleNamespace(adapt=True, tuning=None, probabilities="softmax")
     config = SimpleNamespace(init_epoch=3, options=options, **dict.fromkeys(learner.Plan.epoch_keys, 0))
     if learner.Plan.epoch_keys:
         setattr(config, learner.Plan.epoch_keys[0], 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.months import NAMES, month
-from support.small_runs import SETTINGS, executed, killed_at, run_of
+from support.small_runs import SETTINGS, executed, killed_at, run_of, suited
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
@@ -123,8 +123,12 @@ def test_the_loss_is_the_mean_of_weighted_errors(settings):
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_method_that_trains_uses_the_weights_in_its_loss(name, settings):
     """Of one class another weight: the loss of a batch of the first task changes."""
-    own = {"class_means": "exemplars"} if name == "coil" else {}
-    run = run_of(settings, model_name=name, class_balance="weights", **own)
+    own = suited(name)
+    if name == "coil":
+        own = own | {"class_means": "exemplars"}
+    if name in ("derpp", "er_ace", "cls_er"):
+        own = own | {"memory_update": "task"}
+    run = run_of(settings, **{"model_name": name, "class_balance": "weights"} | own)
     learner, task = run.learner, run.manager.tasks[0]
     learner.grow_for(task)
     if learner.plan.chooses_first:

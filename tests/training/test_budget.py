@@ -51,7 +51,8 @@ def test_each_task_spends_replays_operations(name, settings, replay):
             super().step(images)
             steps[self.now] = steps.get(self.now, 0) + 1
 
-    config = resolve(settings | {"model_name": name, "precision": "fp32", "batch_size": 4} | OPERATIONS)
+    own = {"memory_update": "task"} if name in ("cls_er", "derpp") else {}
+    config = resolve(settings | {"model_name": name, "precision": "fp32", "batch_size": 4} | OPERATIONS | own)
     finished = Counted(config, load_dataset(config.dataset, "."), lambda progress: None)
     finished.execute()
     for task in (1, 2):

@@ -256,6 +256,9 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
     for line in history:
         _check(all(isinstance(loss, float) for loss in line["train_loss"]), "history")
         _check(_numbers(line["num_seen"], line["exemplars"], line["total_seconds"]), "history")
+    if "anytime" in state:  # missing in learners of earlier versions
+        _check(isinstance(state["anytime"], dict) and state["anytime"].get("curve") == [], "tests within a task")
+        _check(_numbers(state["anytime"].get("steps")), "tests within a task")
     clock = state["clock"]
     _check({"train_seconds", "total_seconds", "saved_seconds"} == clock.keys() and _numbers(*clock.values()), "clock")
     _check(_numbers(state["peak_memory"]), "memory")

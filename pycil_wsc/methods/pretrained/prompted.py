@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.heads import IncrementalHead
@@ -83,8 +82,7 @@ class PromptedLearner(BaseLearner):
 
     def error(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean cross-entropy of (B, classes) logits."""
-        smoothing = self.config.label_smoothing
-        return cross_entropy(logits[:, self.first :].float(), batch.targets - self.first, label_smoothing=smoothing)
+        return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first)
 
 
 def augments(learner: BaseLearner) -> bool:

@@ -27,7 +27,10 @@ ALL_STEPS = {
 ONE_PHASE = sorted(
     name
     for name, learner in registry.learners.items()
-    if learner.Plan.one_phase and not (learner.Plan.consolidates or learner.Plan.averages)
+    if learner.Plan.one_phase
+    and not (learner.Plan.consolidates or learner.Plan.averages)
+    # these two take further steps, of other losses, within a step
+    and name not in ("fdr", "hal")
 )
 
 
