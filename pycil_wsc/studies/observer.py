@@ -100,9 +100,7 @@ class Observer:
     def summed_loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy over all classes seen, regardless of the method's loss: a scalar, summed over the batch."""
         logits = self.learner.predict(images)
-        if (
-            torch.is_grad_enabled() and not logits.requires_grad
-        ):  # answers come from an average of the network's weights
+        if torch.is_grad_enabled() and not logits.requires_grad:  # of an average of the network's weights
             logits = self.learner.network(images)
         return cross_entropy(logits.float(), targets, reduction="sum")
 

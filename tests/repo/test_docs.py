@@ -971,7 +971,8 @@ def test_no_sentence_is_longer_than_forty_words(scripts, short_pages):
 
 def test_the_pages_have_no_more_words_than_they_need(scripts):
     words = scripts("words")
-    pages = [words.prose(path.read_text(encoding="utf-8")) for path in words.pages()]
+    by_hand = [path for path in words.pages() if path.name not in words.WRITTEN_BY_A_SCRIPT]
+    pages = [words.prose(path.read_text(encoding="utf-8")) for path in by_hand]
     assert len(pages) > 25 and sum(map(words.words, pages)) <= BUDGET
 
 
