@@ -44,6 +44,7 @@ def test_replay_with_it_is_wsc_to_the_bit(settings):
 
 
 def test_the_page_lists_the_methods_that_compose_with_it():
+    pytest.importorskip("timm")  # of the backbones of some
     (listed,) = re.findall(r'^`"consolidate": true` adds .*? to (.*):$', PAGE.read_text(), re.MULTILINE)
     accepted = set()
     for name in registry.learners:
