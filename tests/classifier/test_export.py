@@ -91,9 +91,11 @@ def test_every_learner_predicts_the_same_when_its_folder_is_loaded(every, tmp_pa
     assert found.classes == learner.classes
     assert torch.equal(found.logits(images), learner.logits(images))
     assert np.array_equal(found.predict_proba(images), learner.predict_proba(images))
-    assert np.array_equal(found.familiarity(images), learner.familiarity(images))
+    if learner.config.model_name not in WITHOUT_FAMILIARITY:
+        assert np.array_equal(found.familiarity(images), learner.familiarity(images))
 
 
+WITHOUT_FAMILIARITY = ("ease", "mos")  # they keep no features of held-out images
 EXPORTED = set()  # networks that a process of the tests has exported
 
 
@@ -106,11 +108,13 @@ def test_every_learner_predicts_the_same_in_onnxruntime(every, tmp_path, onnxrun
         pytest.skip("the same program as that of another method")
     learner.export(tmp_path / "model.onnx")
     assert_predicts(by_onnxruntime(tmp_path / "model.onnx", onnxruntime), learner, images)
+    EXPORTED.add(network)
+    if learner.config.model_name in WITHOUT_FAMILIARITY:
+        return
     familiarity = by_onnxruntime(tmp_path / "model.onnx", onnxruntime, "familiarity")
     batch = torch.stack([learner.transform(image) for image in images])
     one = 1 / (len(learner._saved.bookkeeping.held_out) + 1)
     assert np.abs(familiarity(batch) - learner.familiarity(images)).max() < 1.5 * one
-    EXPORTED.add(network)
 
 
 @pytest.mark.parametrize("every", ["replay", "bic", "foster", "memo", "aper_finetune"], indirect=True)
