@@ -130,8 +130,6 @@ def _check_memory(config: Config, method: "Plan") -> None:
     if not config.by_step:
         registry.exemplars[config.exemplars]
         return
-    if config.operations_like:
-        raise UserError("budget: cannot be kept with memory_update 'step' yet; leave it out, or compare by images")
     if config.class_balance != "none":
         raise UserError(
             "class_balance: has no effect with memory_update 'step', whose batches are those of the stream; leave it "

@@ -21,6 +21,7 @@ from pycil_wsc.devices import make_current, numbered, resolved_device, synchroni
 from pycil_wsc.errors import UserError, described
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.reproducibility import deterministic, threads
+from pycil_wsc.runs.planning import plan_of
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.phase import Monitor, Phase, PhaseRun
@@ -82,6 +83,7 @@ class Truncated(BaseLearner):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.planned: dict[int, list[float]] = {}
+        self.plan_of_tasks = plan_of(self.config, self.manager) if self.config.by_step else []
 
     def begin_task(self, task: Task) -> None:
         self.planned[task.index] = []  # also of a task that trains nothing
@@ -99,13 +101,20 @@ class Truncated(BaseLearner):
             images = self._images_of_epoch(task, phase)
             epochs = self.planned[task.index][number] / images
             of_epoch = images * len(phase.indices) / phase.counted_images * (self.spent.per_image or 0)
-            of_epoch += self.batches.exemplars_in_epoch(phase, task.index) * (self.spent.per_exemplar or 0)
+            exemplars = self.batches.exemplars_in_epoch(phase, task.index)
+            if phase.stream:
+                exemplars = images - phase.times * phase.counted_images
+            of_epoch += exemplars * (self.spent.per_exemplar or 0)
             self.spent.operations = round(before + epochs * of_epoch)  # as if it were all done
 
-    def _images_of_epoch(self, task: Task, phase: Phase) -> int:
-        """The images that an epoch counts as, with those that are replayed beside the batches."""
-        replayed = self.batches.exemplars_in_epoch(phase, task.index) if phase.stream else 0
-        return phase.times * phase.counted_images + replayed
+    def _images_of_epoch(self, task: Task, phase: Phase) -> float:
+        """The images that an epoch counts as.
+
+        If steps fill the memory, also those that are replayed: as planned, since the few steps leave it nearly empty.
+        """
+        if phase.stream:
+            return self.plan_of_tasks[task.index] / phase.epochs
+        return phase.times * phase.counted_images
 
     def end_task(self, task: Task) -> None:
         """Only detach what is attached to the network: the task is not trained to its end."""

@@ -44,19 +44,29 @@ def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
         spent.begun = []
     if number == len(spent.begun):
         before = spent.begun[-1]["images"] + spent.begun[-1]["own"] if spent.begun else 0
+        exemplars = len(learner.memory.before(task))
         own = phase.epochs * phase.counted_images
-        spent.begun.append({"operations": spent.operations, "images": before, "own": own})
+        if phase.stream:  # whose memory changes in the phase; it trains the task alone
+            exemplars = len(learner.memory)
+            own = _of_task(learner, task)
+        spent.begun.append({"operations": spent.operations, "images": before, "own": own, "exemplars": exemplars})
 
 
 def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
     begun = learner.spent.begun
     operations = begun[run.number]["operations"] - begun[0]["operations"]
-    left = (replay_operations(learner, task) - operations) * _share(learner, task, run.number)
+    memory_before = begun[run.number].get("exemplars", len(learner.memory.before(task)))  # missing in earlier states
+    left = replay_operations(learner, task, memory_before) - operations
+    if not run.phase.stream:
+        left *= _share(learner, task, run.number)
+    images = run.phase.times * len(run.phase.indices)
     exemplars = learner.batches.exemplars_in_epoch(run.phase, task.index)
+    if run.phase.stream:  # on average over the epochs, as the memory fills
+        exemplars = begun[run.number]["own"] / run.phase.epochs - images
+        images += exemplars
     per_image, per_exemplar = costs_of_step(learner, task, run)
     learner.spent.per_image = round(per_image)
     learner.spent.per_exemplar = round(per_exemplar)
-    images = run.phase.times * len(run.phase.indices) + (exemplars if run.phase.stream else 0)
     epochs = max(0, left) / (per_image * images + per_exemplar * exemplars)
     usual, steps = run.steps, max(1, round(epochs * run.batches))
     schedule = run.lr
@@ -67,15 +77,19 @@ def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
 
 def _share(learner: Trainable, task: Task, number: int) -> float:
     """The phase's share of the planned images of the phases that are left."""
-    of_task = learner.plan.planned_images(task, learner.memory.counting(), learner.manager.train_targets)
     begun = learner.spent.begun[number]
     own = begun["own"]
-    return min(1.0, own / max(own, of_task - begun["images"], 1))
+    return min(1.0, own / max(own, _of_task(learner, task) - begun["images"], 1))
 
 
-def replay_operations(learner: Trainable, task: Task) -> float:
-    """The operations of Replay in the planned epochs of ``task``, with the memory before it."""
-    images = len(task.train_indices) + len(learner.memory.before(task))
+def _of_task(learner: Trainable, task: Task) -> int:
+    """The planned images of a task."""
+    return learner.plan.planned_images(task, learner.memory.counting(), learner.manager.train_targets)
+
+
+def replay_operations(learner: Trainable, task: Task, exemplars: int) -> float:
+    """The operations of Replay in the planned epochs of ``task``, with so many exemplars of the tasks before."""
+    images = len(task.train_indices) + exemplars
     with seeding.seeded(learner.config.seed, "cost"):
         network = IncrementalNet(learner.new_backbone(pretrained=False))
         network.grow(task.num_seen)

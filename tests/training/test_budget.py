@@ -51,8 +51,9 @@ def test_each_task_spends_replays_operations(name, settings, replay):
             super().step(images)
             steps[self.now] = steps.get(self.now, 0) + 1
 
-    own = {"memory_update": "task"} if name in ("cls_er", "derpp") else {}
-    config = resolve(settings | {"model_name": name, "precision": "fp32", "batch_size": 4} | OPERATIONS | own)
+    config = resolve(
+        settings | {"model_name": name, "precision": "fp32", "batch_size": 4, "fixed_memory": True} | OPERATIONS
+    )
     finished = Counted(config, load_dataset(config.dataset, "."), lambda progress: None)
     finished.execute()
     for task in (1, 2):
@@ -142,7 +143,7 @@ def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(sett
     assert operations(finished.folder)[1] == pytest.approx(operations(theirs.folder)[1], rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["sam", "foster", "wsc"])
+@pytest.mark.parametrize("name", ["sam", "foster", "wsc", "derpp"])
 def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, settings, tmp_path):
     keys = {"model_name": name, **OPERATIONS, "epochs": 6, "max_tasks": 2}
     whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
