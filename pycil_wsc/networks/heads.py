@@ -70,18 +70,15 @@ class LinearHead(IncrementalHead):
         return self.initial_weights((rows, 1), width).flatten()
 
 
-class CosineHead(nn.Module):
-    """A cosine classifier that grows: ``scale`` times the cosine of the features and each row (Hou et al., 2019).
+class RowsHead(nn.Module):
+    """A head without biases that grows by rows, which are uniform in +-1 / sqrt(in_features) as those of ``nn.Linear``.
 
-    New rows are uniform in +-1 / sqrt(in_features), as PyCIL's first ones are; a method may set later ones to the
-    prototypes of its classes.
+    A derived class calls :meth:`grow` at the end of its ``__init__``, and says what the logits are.
     """
 
-    def __init__(self, in_features: int, out_features: int = 0):
+    def __init__(self, in_features: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, in_features))
-        self.scale = nn.Parameter(torch.ones(1))
-        self.grow(out_features)
 
     @property
     def in_features(self) -> int:
@@ -97,6 +94,18 @@ class CosineHead(nn.Module):
         rows, columns = self.weight.shape
         below = uniform_rows(num_classes - rows, columns)
         self.weight = nn.Parameter(torch.cat([self.weight, below.to(self.weight)]))
+
+
+class CosineHead(RowsHead):
+    """A cosine classifier that grows: ``scale`` times the cosine of the features and each row (Hou et al., 2019).
+
+    New rows are as PyCIL's first ones; a method may set later ones to the prototypes of its classes.
+    """
+
+    def __init__(self, in_features: int, out_features: int = 0):
+        super().__init__(in_features)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.grow(out_features)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, in_features) -> (B, classes) logits."""

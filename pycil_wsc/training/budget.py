@@ -87,7 +87,7 @@ def _of_task(learner: Trainable, task: Task) -> int:
     return learner.plan.planned_images(task, learner.memory.counting(), learner.manager.train_targets)
 
 
-def replay_operations(learner: Trainable, task: Task, exemplars: int) -> float:
+def replay_operations(learner: Trainable, task: Task, exemplars: float) -> float:
     """The operations of Replay in the planned epochs of ``task``, with so many exemplars of the tasks before."""
     images = len(task.train_indices) + exemplars
     with seeding.seeded(learner.config.seed, "cost"):

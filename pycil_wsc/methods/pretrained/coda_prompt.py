@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.pretrained.prompted import PromptedLearner, PromptedNet
+from pycil_wsc.methods.pretrained.prompted import AS_PILOT, PromptedLearner, PromptedNet
 from pycil_wsc.networks.heads import LinearHead
 from pycil_wsc.networks.tuning.pools import Components
 from pycil_wsc.networks.tuning.transformer import TunedTransformer
@@ -52,23 +52,13 @@ class CodaNet(PromptedNet):
 
 @register_learner(
     "coda_prompt",
-    convnet_type="timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
-    pretrained=True,
-    freeze=["backbone"],
-    optimizer="adam",
+    **AS_PILOT,
     init_epoch=20,
     epochs=20,
     init_lr=0.001,
     lrate=0.001,
-    init_milestones=[],
-    milestones=[],
     scheduler="cosine",
-    init_weight_decay=0,
-    weight_decay=0,
     batch_size=128,
-    memory_per_class=0,
-    memory_size=0,
-    nme=False,
 )
 class CodaPrompt(PromptedLearner):
     """CODA-Prompt (Smith et al., CVPR 2023): keys and values before those of the tokens, mixed from components.

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from pycil_wsc.keys import key
 from pycil_wsc.methods.pretrained.l2p import PoolLearner, PoolNet
+from pycil_wsc.methods.pretrained.prompted import AS_PILOT
 from pycil_wsc.networks.tuning.pools import PromptPool, initial
 from pycil_wsc.networks.tuning.transformer import KeysAndValues, TunedTransformer
 from pycil_wsc.registry import register_learner
@@ -48,22 +49,12 @@ def by_halves(pairs: Tensor) -> Tensor:
 
 @register_learner(
     "dualprompt",
-    convnet_type="timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
-    pretrained=True,
-    freeze=["backbone"],
-    optimizer="adam",
+    **AS_PILOT,
     init_epoch=5,
     epochs=5,
     init_lr=0.001,
     lrate=0.001,
-    init_milestones=[],
-    milestones=[],
-    init_weight_decay=0,
-    weight_decay=0,
     batch_size=24,
-    memory_per_class=0,
-    memory_size=0,
-    nme=False,
 )
 class DualPrompt(PoolLearner):
     """DualPrompt (Wang et al., ECCV 2022): keys and values before those of the tokens, shared ones and a task's own.

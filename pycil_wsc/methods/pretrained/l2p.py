@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.pretrained.prompted import PromptedLearner, PromptedNet
+from pycil_wsc.methods.pretrained.prompted import AS_PILOT, PromptedLearner, PromptedNet
 from pycil_wsc.networks.heads import NormalHead
 from pycil_wsc.networks.tuning.pools import PromptPool
 from pycil_wsc.networks.tuning.transformer import TunedTransformer
@@ -132,22 +132,12 @@ def task_of_class(learner: PromptedLearner, task: Task) -> np.ndarray:
 
 @register_learner(
     "l2p",
-    convnet_type="timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
-    pretrained=True,
-    freeze=["backbone"],
-    optimizer="adam",
+    **AS_PILOT,
     init_epoch=5,
     epochs=5,
     init_lr=0.001875,
     lrate=0.001875,
-    init_milestones=[],
-    milestones=[],
-    init_weight_decay=0,
-    weight_decay=0,
     batch_size=16,
-    memory_per_class=0,
-    memory_size=0,
-    nme=False,
 )
 class L2P(PoolLearner):
     """L2P (Wang et al., CVPR 2022): an image gets the prompts of a pool whose keys are nearest to its features.

@@ -13,6 +13,20 @@ from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import PhaseRun
 from pycil_wsc.training.step.cost import Operations
 
+AS_PILOT = {  # keys that all of them have in PILOT's files and code
+    "convnet_type": "timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
+    "pretrained": True,
+    "freeze": ["backbone"],
+    "optimizer": "adam",
+    "init_milestones": [],
+    "milestones": [],
+    "init_weight_decay": 0,
+    "weight_decay": 0,
+    "memory_per_class": 0,
+    "memory_size": 0,
+    "nme": False,
+}
+
 
 class PromptedNet(IncrementalNet):
     """A transformer whose prompts depend on its own features of the image; a method says how.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from typing_extensions import Unpack
 
-from pycil_wsc.data.batches.order import WHOLE, Share, batch_slices
+from pycil_wsc.data.batches.gaussians import GaussianSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.prototypes.class_rows import ClassRows, by_class
@@ -150,14 +150,15 @@ class SLCA(ClassRows):
         """The phase that trains the whole head on features that are drawn."""
         epochs = self.config.options.ca_epochs
         head = self.network.head.requires_grad_(True)
-        targets = np.repeat(np.arange(task.num_seen), PER_CLASS)
+        labels = torch.arange(task.num_seen)
+        targets = np.repeat(labels.numpy(), PER_CLASS)
         return replace(
             self.main_phase(task, head.parameters(), epochs),
             name="alignment",
             lr=cosine_lr(self.config.lrate, epochs),
             indices=np.arange(len(targets)),
             targets=targets,
-            source=DrawnFeatures(self.scaled_means(task), self.factors, self.device),
+            source=GaussianSource(self.scaled_means(task), self.factors, labels, PER_CLASS, self.device),
             batch_size=PER_CLASS,
             images=len(self.batches.indices(task)),
             network=head,
@@ -187,46 +188,3 @@ class SLCA(ClassRows):
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
         self.unaligned = placed(state["unaligned"], self.device)
-
-
-class DrawnFeatures:
-    """Features drawn anew in each epoch from the normal distribution of their class, as a source of batches.
-
-    Args:
-        means: (classes, d).
-        factors: L with L Lᵀ the covariance, (classes, d, d).
-        device: the device of the batches.
-    """
-
-    def __init__(self, means: Tensor, factors: Tensor, device: torch.device) -> None:
-        self.means = means
-        self.factors = factors
-        self.device = device
-
-    def batches(
-        self,
-        indices: np.ndarray,
-        targets: np.ndarray,
-        batch_size: int,
-        *,
-        train: bool = False,
-        seed: int = 0,
-        shuffle: bool = True,
-        share: Share = WHOLE,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of one epoch: rows (B, d) and targets int64 (B,), in the order of ``indices``."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        counts = np.bincount(targets, minlength=len(self.means)).tolist()
-        drawn = [self.of(label, count, generator) for label, count in enumerate(counts) if count]
-        features = torch.cat(drawn)
-        rows = torch.from_numpy(indices).to(self.device)
-        labels = torch.from_numpy(targets[indices]).to(self.device)
-        for number, batch in enumerate(batch_slices(len(indices), batch_size, join=train)):
-            own = share.rows(number)
-            if own is not None:
-                yield features[rows[batch][own]], labels[batch][own]
-
-    def of(self, label: int, number: int, generator: torch.Generator) -> Tensor:
-        """Features of a class: (number, d)."""
-        noise = torch.randn(number, self.means.shape[1], generator=generator, device=self.device)
-        return self.means[label] + noise @ self.factors[label].T

@@ -1,14 +1,14 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from typing_extensions import Unpack
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.replay import Replay
-from pycil_wsc.networks.heads import uniform_rows
+from pycil_wsc.networks.heads import RowsHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
@@ -107,32 +107,16 @@ class ERACE(Replay):
         return self.over.mean(own, new) + self.over.mean(replayed, batch.from_memory), logits
 
 
-class FixedCosineHead(nn.Module):
+class FixedCosineHead(RowsHead):
     """``scale`` times the cosine of the features and each row, without a bias, as Mammoth's ER-ACE has it.
 
-    0.00001 is added to each norm. New rows are uniform in +-1 / sqrt(in_features), as of a linear layer of torch.
+    0.00001 is added to each norm.
     """
 
     def __init__(self, in_features: int, out_features: int = 0, scale: float = 10.0):
-        super().__init__()
+        super().__init__(in_features)
         self.scale = scale
-        self.weight = nn.Parameter(torch.empty(0, in_features))
         self.grow(out_features)
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return len(self.weight)
-
-    @torch.no_grad()
-    def grow(self, num_classes: int) -> None:
-        """Grow to ``num_classes`` rows; old ones are kept exactly."""
-        rows, columns = self.weight.shape
-        below = uniform_rows(num_classes - rows, columns)
-        self.weight = nn.Parameter(torch.cat([self.weight, below.to(self.weight)]))
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, in_features) -> (B, classes) logits."""

@@ -135,7 +135,7 @@ class Spent:
         replays: whether the counted step has replayed images beside its batch.
         task: the task of ``begun``.
         begun: for each of its phases that has begun, the ``operations`` before it, the planned ``images`` of the phases
-            before it, and its ``own``.
+            before it, and its ``own``; the ``exemplars`` in memory.
     """
 
     def __init__(self) -> None:

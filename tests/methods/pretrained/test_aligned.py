@@ -44,7 +44,10 @@ def test_slca_draws_each_class_from_the_distribution_of_its_features(digits, tmp
     for label in (1, 4):
         ours = scaled[label] / learner.means[label]
         assert ours.mean().item() == pytest.approx(pilot.mean_scale(label, [3, 3]), abs=1e-6)
-    many = learner.alignment(tasks[1]).source.of(4, 20_000, torch.Generator().manual_seed(0)).double()
+    source = learner.alignment(tasks[1]).source
+    source.rows = 20_000
+    drawn, labels = source.drawn(torch.Generator().manual_seed(0))
+    many = drawn[labels == 4].double()
     np.testing.assert_allclose(many.mean(0).numpy(), scaled[4].double().numpy(), atol=0.05)
     np.testing.assert_allclose(np.cov(many.numpy().T), expected, atol=0.05 * np.abs(expected).max())
 
