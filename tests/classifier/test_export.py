@@ -95,7 +95,7 @@ def test_every_learner_predicts_the_same_when_its_folder_is_loaded(every, tmp_pa
         assert np.array_equal(found.familiarity(images), learner.familiarity(images))
 
 
-WITHOUT_FAMILIARITY = ("ease", "mos")  # they keep no features of held-out images
+WITHOUT_FAMILIARITY = ("ease", "mos")  # their features grow, and without exemplars there are none of old classes
 EXPORTED = set()  # networks that a process of the tests has exported
 
 

@@ -77,7 +77,7 @@ class Familiarity(nn.Module):
         if len(missing):
             raise UserError(
                 f"unknown: no features are kept of {len(missing)} of the classes, which an earlier version learned; "
-                "start a new learner"
+                "start a new learner, and keep exemplars if its network grows, as features then change their width"
             )
         values = features.values[torch.from_numpy(~held_out)].float()
         names, places = np.unique(labels, return_inverse=True)
