@@ -1,6 +1,6 @@
 """A step of ER beside Mammoth's own: the same network, images, batch sizes and threads, in turns.
 
-    python benchmarks/mammoth_speed.py PATH_OF_MAMMOTH --out results/benchmarks/mammoth_speed/er-cpu.json
+    OMP_NUM_THREADS=1 python benchmarks/mammoth_speed.py PATH_OF_MAMMOTH --out er-cpu.json
 
 Mammoth's step is ``Er.observe`` on a batch from a loader with its transforms for CIFAR-100; ``observe`` alone is given
 beside it. Its requirements must be installed; modules that a step does not use may be missing. Ours is the step of the

@@ -1,6 +1,6 @@
 """Time of a training step beside stock PILOT's, in the same minute, on the same transformer and as many threads.
 
-    OMP_NUM_THREADS=1 python benchmarks/pilot_speed.py --pilot ../LAMDA-PILOT --out results/benchmarks/pilot_speed/...
+    OMP_NUM_THREADS=1 python benchmarks/pilot_speed.py --pilot ../LAMDA-PILOT --out pilot-speed.json
 
 A vision transformer with random weights learns two tasks of two classes; steps of the second are timed. PILOT's own
 learner trains, with timm of today: modules that timm has moved are found where PILOT looks for them, and its

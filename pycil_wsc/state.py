@@ -34,7 +34,7 @@ def save_state(path: str | Path, state: object) -> None:
     text = json.dumps(packed(state, tensors)).encode()
     tensors = _on_their_own(tensors)
     tensors[JSON] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    metadata = {"format": FORMAT, "sha256": _digest(tensors)}
+    metadata = {"format": FORMAT, "sha256": digest(tensors)}
     write_atomically(path, safetensors.torch.save(tensors, metadata))
 
 
@@ -52,7 +52,7 @@ def load_state(path: str | Path) -> State:
         if metadata["format"] != FORMAT:
             raise ValueError(f"it is of the format {metadata['format']!r}")
         tensors = safetensors.torch.load(content)
-        if metadata["sha256"] != _digest(tensors):
+        if metadata["sha256"] != digest(tensors):
             raise ValueError("its checksum is wrong")
         return unpacked(json.loads(tensors[JSON].numpy().tobytes()), tensors.__getitem__)
     except (MemoryError, ValueError):
@@ -116,7 +116,7 @@ def _on_their_own(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     return separate
 
 
-def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """The SHA-256 of the tensors: their names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):

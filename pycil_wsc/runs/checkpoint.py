@@ -2,9 +2,11 @@
 
 import dataclasses
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+
+from torch import nn
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.config.run_config import RunConfig
@@ -12,6 +14,8 @@ from pycil_wsc.data.images.fingerprint import changed, decoded_otherwise
 from pycil_wsc.devices import computes_bf16
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.files import Json
+from pycil_wsc.networks.pretrained import Pretrained, joined
+from pycil_wsc.seeding import restored
 from pycil_wsc.state import State, load_state, save_state
 from pycil_wsc.training.learner import BaseLearner
 
@@ -56,11 +60,44 @@ def checked(state: Json, path: Path, parts: Collection[str], config: RunConfig, 
     return state
 
 
-def save_weights(folder: Path, learner: BaseLearner, config: Config, task: int | None = None) -> None:
-    """Save the weights after ``task`` (None: the last one), with everything that :func:`pycil_wsc.load` needs."""
+def pretrained_of(learner: BaseLearner) -> Pretrained | None:
+    """The pre-trained backbone that ``learner`` began with, if it did."""
+    if not learner.config.pretrained:
+        return None
+    with restored([]):
+        return Pretrained(learner.config.convnet_type, learner.new_backbone())
+
+
+def without_pretrained(state: State, pretrained: Pretrained | None) -> State:
+    """A learner's ``state`` as part of a file: without the pre-trained backbone, where it is unchanged."""
+    if pretrained is None:
+        return {"learner": state}
+    rest, origin = pretrained.parted(state)
+    return {"learner": rest, "backbone": origin}
+
+
+def with_pretrained(saved: State, backbone: Callable[[], nn.Module]) -> State:
+    """The learner's state in a file that was ``saved`` so. ``backbone`` makes the pre-trained one, if it is needed.
+
+    Raises :class:`UserError` if it cannot be made, or is another one.
+    """
+    origin = saved.get("backbone")  # missing in files of earlier versions
+    if not origin or not origin["unchanged"]:
+        return saved["learner"]
+    with restored([]):
+        return joined(saved["learner"], origin, backbone())
+
+
+def save_weights(
+    folder: Path, learner: BaseLearner, config: Config, pretrained: Pretrained | None, task: int | None = None
+) -> None:
+    """Save the weights after ``task`` (None: the last one), with everything that :func:`pycil_wsc.load` needs.
+
+    ``pretrained``: that of :func:`pretrained_of`, without which they are of use if all were trained.
+    """
     manager = learner.manager
     state = {
-        "learner": learner.state_dict(),
+        **without_pretrained(learner.state_dict(), pretrained),
         "config": config.to_dict(),
         "info": dataclasses.asdict(learner.train_source.info),  # class names, image size, mean, std, crop
         "class_order": manager.class_order,

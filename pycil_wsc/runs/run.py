@@ -25,7 +25,16 @@ from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.reproducibility import deterministic, threads
 from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task
-from pycil_wsc.runs.checkpoint import CHECKPOINT, arithmetic, keep_arithmetic, read_checkpoint, save_weights
+from pycil_wsc.runs.checkpoint import (
+    CHECKPOINT,
+    arithmetic,
+    keep_arithmetic,
+    pretrained_of,
+    read_checkpoint,
+    save_weights,
+    with_pretrained,
+    without_pretrained,
+)
 from pycil_wsc.runs.device_check import rehearse
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.planning import check_plan, plan_of, too_slow
@@ -77,6 +86,8 @@ class Run(Monitor):
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
+        saves = self.processes.first and (checkpoints or config.save_weights is not False)
+        self.pretrained = pretrained_of(self.learner) if saves else None
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
         self.evaluator = Evaluator(self.learner, self.test_source, self._check, dataset.train.images)
         self.anytime = Anytime(self.learner, self.test_source, config.evaluate_every)
@@ -99,7 +110,7 @@ class Run(Monitor):
         with threads(self.config.threads):
             self.learn()
             if self.config.save_weights is True and self.processes.first:
-                save_weights(self.folder, self.learner, self.config)
+                save_weights(self.folder, self.learner, self.config, self.pretrained)
             confusion = self.evaluator.confusion
             result = result_of(self.config, self.dataset, self.data, self.learner, self.journal, confusion)
         if self.processes.first:
@@ -126,7 +137,7 @@ class Run(Monitor):
                 self.journal.tick()
                 self.journal.task_ended(self.evaluator.test(task) | self.anytime.taken())
                 if self.config.save_weights == "every" and self.processes.first:
-                    save_weights(self.folder, self.learner, self.config, task.index)
+                    save_weights(self.folder, self.learner, self.config, self.pretrained, task.index)
                 self._checkpoint(end_of(task), None)
                 self._renew_plan(self.state(end_of(task)))
                 self.journal.say(summary(self.journal.history[-1]))
@@ -232,7 +243,7 @@ class Run(Monitor):
         self.journal.tick()
         state = self.state(position, optimizer)  # all processes call this together
         if self.processes.first:
-            save_state(self.folder / CHECKPOINT, state)
+            save_state(self.folder / CHECKPOINT, state | without_pretrained(state["learner"], self.pretrained))
         seconds = self.journal.tick()  # saving does not count as training
         self.saved_at = self.journal.mark
         if self.config.checkpoint_seconds:
@@ -266,7 +277,7 @@ class Run(Monitor):
     def _restore(self):
         """Restore the saved state, if any; returns (index of the next task, the position in it or None)."""
         path = self.folder / CHECKPOINT
-        found = self.processes.from_first(lambda: read_checkpoint(path, self.config, self.data))
+        found = self.processes.from_first(lambda: self._read_checkpoint(path))
         state = found or self.start
         if state is None:
             return 0, None
@@ -291,6 +302,12 @@ class Run(Monitor):
             return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
         self.learner.load_state_dict(state["learner"])
         return position["task"], None
+
+    def _read_checkpoint(self, path):
+        found = read_checkpoint(path, self.config, self.data)
+        if found:
+            found["learner"] = with_pretrained(found, self.learner.new_backbone)
+        return found
 
 
 def end_of(task: Task) -> dict[str, int]:

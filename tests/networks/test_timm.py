@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from pycil_wsc.networks import layers, timm_models
 from pycil_wsc.networks.nets import check_features, make_backbone
 from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
+from pycil_wsc.state import load_state
 from pycil_wsc.training import budget
 from utils.factory import get_model
 
@@ -410,3 +412,62 @@ def test_new_keys_leave_old_folders_alone_and_are_part_of_new_ones(tmp_path):
     ours = resolve({"convnet_type": "timm:resnet18", "pretrained": True})
     assert json.loads(json.dumps(ours.to_dict()))["pretrained"] is True and resolve(ours.to_dict()) == ours
     assert run_folder(ours) != run_folder(resolve({"convnet_type": "timm:resnet18"}))
+
+
+FROZEN_PARTS = {  # (copies of the backbone, those that are as they were)
+    "aper_adapter": ({"ffn_num": 4}, 1, 1),  # tunes a frozen transformer
+    "slda": ({}, 1, 1),  # trains nothing
+    "der": ({"freeze": ["backbone"]}, 2, 2),
+    "duct": ({}, 2, 1),  # trains the transformer, and keeps it as it was
+    "replay": ({}, 1, 0),
+}
+
+
+@pytest.mark.parametrize("learner", FROZEN_PARTS)
+def test_files_of_a_run_hold_what_was_trained_and_name_the_backbone_without_which_they_are_refused(
+    learner, settings, weights, tmp_path
+):
+    more, copies, unchanged = FROZEN_PARTS[learner]
+    path, state = weights("vit_tiny_patch16_224")
+    given = {"model_name": learner, "max_tasks": 2, "pretrained": path, "save_weights": "every"} | more
+    finished = run(settings, "vit_tiny_patch16_224", **given)
+    result = finished.execute()
+    images, labels = finished.dataset.test.images, finished.dataset.test.targets
+    seen = np.isin(labels, result["class_order"][:4])
+    said = load_state(finished.folder / "weights-task1.pt")
+    places = list(said["backbone"]["unchanged"].values())
+    assert sorted(places) == sorted(unchanged * list(made_by(given).state_dict()))
+    assert not set(said["backbone"]["unchanged"]) & set(said["learner"])
+    assert sum("attn.qkv.weight" in name for name in said["learner"]) == 2 * (copies - unchanged)
+    assert said["backbone"]["name"] == "timm:vit_tiny_patch16_224"
+
+    moved = Path(path).rename(tmp_path / "moved.pth")
+    if unchanged:
+        with pytest.raises(UserError, match=r"weights-task1.pt: pretrained: .* cannot be read \(No such file"):
+            pycil_wsc.load(finished.folder)
+    loaded = pycil_wsc.load(finished.folder, pretrained=str(moved))
+    assert 100 * np.mean(loaded.predict(images[seen]) == labels[seen]) == pytest.approx(result["last_acc"])
+    state["blocks.0.mlp.fc1.bias"][0] += 1
+    torch.save(state, moved)
+    if unchanged:
+        with pytest.raises(UserError, match="pretrained: these are other weights of 'timm:vit_tiny_patch16_224' than "):
+            pycil_wsc.load(finished.folder, pretrained=str(moved))
+    else:
+        pycil_wsc.load(finished.folder)  # the weights are all there
+
+
+def made_by(given):
+    return make_backbone("timm:vit_tiny_patch16_224", SMALL["vit_tiny_patch16_224"], given["pretrained"], 32)
+
+
+def test_a_run_on_a_frozen_backbone_resumes_from_what_was_trained(settings, weights):
+    path, _ = weights("vit_tiny_patch16_224")
+    given = {"model_name": "aper_adapter", "ffn_num": 4, "max_tasks": 2, "pretrained": path, "init_epoch": 2}
+    whole = run(settings, "vit_tiny_patch16_224", out=f"{settings['out']}-whole", **given).execute()
+    given |= {"checkpoint_seconds": 0}
+    with killed_at(lambda calls: len(calls) == 1):
+        run(settings, "vit_tiny_patch16_224", **given).execute()
+    again = run(settings, "vit_tiny_patch16_224", **given)
+    kept = load_state(again.folder / "checkpoint.pt")["learner"]
+    assert kept and not any("attn.qkv" in name for name in kept)
+    assert without_measurements(again.execute()) == without_measurements(whole)

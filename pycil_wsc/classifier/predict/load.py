@@ -9,22 +9,26 @@ from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, rebuilt,
 from pycil_wsc.config.dropped import without_dropped
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.checkpoint import WEIGHTS
+from pycil_wsc.runs.checkpoint import WEIGHTS, with_pretrained
 from pycil_wsc.state import load_state
+from pycil_wsc.training.learner import configured_backbone
 
 
-def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -> Classifier:
+def load(
+    run_folder: str | Path, task: int | None = None, device: str = "cpu", pretrained: bool | str | None = None
+) -> Classifier:
     """Load the :class:`Classifier` of a run with ``save_weights``.
 
-    The data set and the result are not needed.
+    The data set and the result are not needed; a pre-trained backbone is, unless the run trained it.
 
     Args:
         run_folder: the folder of the run.
         task: load the weights after this task, counted from 0 (needs ``"every"``); None: the last saved ones.
         device: as in the configuration.
+        pretrained: the weights of that backbone, as in the configuration; None: from where the run had them.
 
     Raises:
-        UserError: if there are no weights, or they cannot be used.
+        UserError: if there are no weights, they cannot be used, or the backbone is another one.
     """
     path = weights_of(folder_of("run_folder", run_folder), task)
     again = "repeat the run with --redo"
@@ -38,9 +42,12 @@ def load(run_folder: str | Path, task: int | None = None, device: str = "cpu") -
         raise UserError(f"{path}: there is not enough memory to load it; free some") from None
     with refusing(path, "a file of weights of this version", again, named=True):  # its checksums match
         info = checked_info(state["info"])
-        config = with_weights_elsewhere(without_dropped(state["config"])) | {"device": str(device)}
+        values = without_dropped(state["config"])
+        config = resolve(with_weights_elsewhere(values) | {"device": str(device)})
         reached = Reached(state["class_order"], state["boundaries"], state["task"])
-        learner = rebuilt(resolve(config), info, reached, state["learner"])
+        weights = values["pretrained"] if pretrained is None else pretrained
+        learned = with_pretrained(state, lambda: configured_backbone(config, info.image_size, weights))
+        learner = rebuilt(config, info, reached, learned)
         return Classifier(learner, info, reached.classes)
 
 
