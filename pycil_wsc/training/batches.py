@@ -32,7 +32,9 @@ class Batch:
         targets: int64 (B,), classes numbered in learning order.
         indices: int64 (B,), the samples' numbers in the training set.
         from_memory: bool (B,), whether a sample is an exemplar, and not one of the task's own.
-        views: further augmentations of the same images, if there are several (``Sampling.views``).
+        views: further augmentations of the same images, if there are several (``Sampling.views``), or what
+            ``before_step`` makes of them.
+        plain: the same images as in a test, if they are wanted (``Sampling.plain``).
         whole: the images of the whole batch, if this is a process's part of it; None: as many as these.
         drawn: random tensors, the same in all processes, if any are drawn (``Sampling.draw``), what the source has
             beside images and targets, and what ``before_step`` adds.
@@ -56,6 +58,7 @@ class Batch:
     slots: Tensor | None = None
     stored: Mapping[str, Tensor] = field(default_factory=dict)
     entering: Entering | None = None
+    plain: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -119,6 +122,7 @@ class Sampling:
         augmentation: None: the configured one.
         stream: batches draw from a memory that they fill (:class:`~pycil_wsc.data.memory.stream.StreamMemory`).
         times: each batch comes so many times in a row.
+        plain: batches also have their images as in a test: ``batch.plain``.
     """
 
     indices: np.ndarray
@@ -131,6 +135,7 @@ class Sampling:
     augmentation: str | None = None
     stream: bool = False
     times: int = 1
+    plain: bool = False
 
 
 class Trained(Protocol):
@@ -200,6 +205,7 @@ class Batches:
         views += [
             self._pass(samples, order, size, slices, task, *address, "view", view) for view in range(1, samples.views)
         ]
+        plain = self._plain(order, parts) if samples.plain else itertools.repeat(None)
         replay = self._replay(samples, order, parts, task, *address) if samples.stream else itertools.repeat(((), None))
         draws = torch.Generator(learner.device)
         draws.manual_seed(self._seed("draws", task, *address))
@@ -219,6 +225,7 @@ class Batches:
                 replayed=int(from_memory[part][rows].sum()),
                 replay=replayed,
                 entering=entering,
+                plain=next(plain),
             )
 
     def from_slots(self, slots: np.ndarray, task: int, *address: str | int, augmented: bool = True) -> Batch:
@@ -389,6 +396,14 @@ class Batches:
             augmentation=learner.config.augmentation,
             slices=slices,
         )
+
+    def _plain(self, order: np.ndarray, parts: list[slice]) -> Iterator[Tensor]:
+        """The images of an epoch as in a test, batch by batch."""
+        learner = self.learner
+        share = learner.processes.share_of_each_batch
+        targets = learner.manager.train_targets
+        for images, _ in learner.train_source.batches(order, targets, len(order), share=share, slices=parts):
+            yield images
 
     def _pass(
         self,

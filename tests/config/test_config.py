@@ -775,7 +775,7 @@ def test_keys_that_no_run_of_the_file_reads_are_told(tmp_path, caplog):
     runs, lines = told(model_name="icarl", **{"wsc.retain": [0.1, 0.9], "alpha": 0.8})
     assert len(runs) == 1
     assert lines == [
-        "alpha: has no effect; it is a key of dark_er, derpp, ease, fdr, which no run of this file uses",
+        "alpha: has no effect; it is a key of dark_er, derpp, ease, fdr, xder, which no run of this file uses",
         "wsc.retain: has no effect; it is a key of Weight Space Consolidation (model_name wsc, or consolidate), which "
         "no run of this file uses",
     ]

@@ -55,7 +55,7 @@ def test_a_seed_counts_once_however_many_keys_an_older_record_lacks(tmp_path, un
     assert not [path for folder in folders for path in folder.glob("report*")]
 
 
-@pytest.mark.parametrize("method", sorted(set(registry.learners) - {"gss", "hal"}))  # which refuse fixed_memory
+@pytest.mark.parametrize("method", sorted(set(registry.learners) - {"gss", "hal", "xder"}))  # which refuse fixed_memory
 def test_the_report_takes_for_the_same_run_what_the_engine_does(method):
     """Two configurations have one identity exactly if the report's variants are equal."""
     options = {"bic": ["validation"]}.get(method, [])

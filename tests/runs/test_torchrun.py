@@ -52,6 +52,8 @@ SMALL = SETTINGS | {
 SMALL |= {"init_milestones": [], "cache_first_task": False, "max_tasks": 2}
 THREE_TASKS = {"max_tasks": 3}  # for what grows, shrinks or is corrected again in each
 BY_STEP = {"memory_size": 10, "batch_size": 7, "replay_batch_size": 5, "steps_per_batch": 2}
+XDER = {"simclr_batch_size": 3, "simclr_num_aug": 2, "dp_weight": 1.0, "past_constraint": True}
+TUNED = ("l2p", "dualprompt", "coda_prompt", "ease")
 CASES = {
     **{name: THREE_TASKS | {"model_name": name} for name in ("bic", "der", "foster", "memo")},
     # with seed 1993 rounding grows to 2e-4 in a weight, else to 1e-9
@@ -65,7 +67,12 @@ CASES = {
     # means over a part of a batch, stored values, a second backward pass, averages and merges of weights
     **{name: {"model_name": name, "memory_update": "task"} for name in ("er_ace", "derpp", "cls_er")},
     # a memory that each step fills, in batches of which a process has more
-    **{f"{name}-step": {"model_name": name} | BY_STEP for name in ("er", "er_ace", "derpp", "cls_er")},
+    **{f"{name}-step": {"model_name": name} | BY_STEP for name in ("er", "er_ace", "derpp", "cls_er", "dark_er")},
+    # projections, second steps, further passes; logits that are stored after a task, or renewed in a step
+    **{name: {"model_name": name} | BY_STEP for name in ("agem", "agem_r", "fdr", "hal")},
+    "gss": {"model_name": "gss"} | BY_STEP | {"steps_per_batch": 1},
+    "mer": {"model_name": "mer"} | BY_STEP | {"batch_size": 3},
+    "xder": THREE_TASKS | {"model_name": "xder"} | BY_STEP | XDER,
     "redo": {"model_name": "redo", "convnet_type": "resnet8", "recycle_every": 2, "dormant_threshold": 0.5},
     "sam-flops": {"model_name": "sam", "budget": {"flops_like": "replay"}},
     "foster-oofc": {"model_name": "foster", "oofc": "az", "is_teacher_wa": True, "is_student_wa": True},
@@ -80,6 +87,11 @@ CASES = {
     "coil": {"model_name": "coil", "transport_steps": 2},
     "cofima": {"model_name": "cofima"},
     **{name: THREE_TASKS | suited(name) | {"model_name": name, "batch_size": 7} for name in ("mos", "lae")},
+    **{name: THREE_TASKS | suited(name) | {"model_name": name, "batch_size": 7} for name in TUNED},
+    **{name: suited(name) | {"model_name": name, "batch_size": 7} for name in ("aper_adapter", "aper_ssf", "aper_vpt")},
+    # features of drawn Gaussians, aligned scores, merged and trained heads
+    **{name: THREE_TASKS | {"model_name": name} for name in ("slca", "dgr", "duct")},
+    "lucir": THREE_TASKS | {"model_name": "lucir", "ft_epochs": 2},
     "gdumb": {"model_name": "gdumb", "cutmix": 0.0},  # CutMix pastes images of the same process
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},
     "continual-backprop": {  # on a network with several layers of units
@@ -92,9 +104,11 @@ CASES = {
     "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
     "analyses": {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
 }
-# each process computes the loss of all prototypes of a batch; the first one may have an exemplar more of GEM's, or of
-# a batch that CLS-ER's network sees twice
+# each process computes the loss of all prototypes of a batch, or of all anchors; the first one may have an exemplar more
+# of GEM's, or of a batch that CLS-ER's network sees twice
 MORE = {"pass": 0.03, "il2a": 0.03, "ssre": 0.03, "gem": 0.01, "cls_er-step": 0.01, "mos": 0.01}
+MORE |= {"hal": 0.12, "coda_prompt": 0.09}
+LESS = {"xder": 0.01}  # or has a smaller share of the images that are seen twice
 
 
 def outcomes(cases, data, out):
@@ -156,12 +170,13 @@ def test_two_processes_give_what_one_gives(name, both):
     one, first, second = (outcome[name] for outcome in both)
     np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4)
     assert first["curves"] == one["curves"] and first["exemplars"] == one["exemplars"]
-    assert 1 <= first["flops"] / one["flops"] <= 1 + MORE.get(name, 0)
+    assert 1 - LESS.get(name, 0) <= first["flops"] / one["flops"] <= 1 + MORE.get(name, 0)
     assert nearly(first["records"], one["records"])
     assert first["units"] == one["units"] and all(one["units"])
     assert bool(one["units"]) == (name == "continual-backprop") and bool(one["records"]) == (name == "analyses")
-    # each process loads all images that are mixed, and those of two tasks by whose losses RMM divides the memory
-    twice = {"il2a": one["curves"][3], "rmm-icarl": 28, "rmm-foster": 28}.get(name, 0)
+    # each process loads all images that are mixed, those of two tasks by whose losses RMM divides the memory, those
+    # whose gradients GSS compares, and those on which HAL trains before it seeks anchors
+    twice = {"il2a": one["curves"][3], "rmm-icarl": 28, "rmm-foster": 28, "gss": 60, "hal": 12}.get(name, 0)
     assert first["images"] + second["images"] == one["images"] + twice, "no process loads what another does too"
     assert first["herded classes"] + second["herded classes"] == one["herded classes"]
     assert first["weights"].keys() == one["weights"].keys()

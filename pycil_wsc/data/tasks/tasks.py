@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Task:
 
     ``num_old`` classes are known before the task, ``num_seen`` after it. ``train_indices`` are the task's training
     samples, sorted by class and then in the data set's order; ``test_indices`` are the test samples of all tasks so
-    far.
+    far. ``num_later`` classes are known to come after it: none if tasks may still be added.
     """
 
     index: int
@@ -28,6 +28,7 @@ class Task:
     num_seen: int
     train_indices: np.ndarray
     test_indices: np.ndarray
+    num_later: int = 0
 
     @property
     def num_new(self) -> int:
@@ -67,8 +68,9 @@ class TaskSequence:
     def first(self, number: int) -> "TaskSequence":
         """Keep only the first ``number`` tasks and their classes; returns the sequence itself."""
         number = min(number, len(self.tasks))
-        self.tasks, self.boundaries = self.tasks[:number], self.boundaries[: number + 1]
+        self.boundaries = self.boundaries[: number + 1]
         self.class_order = self.class_order[: self.boundaries[-1]]
+        self.tasks = [replace(task, num_later=self._num_later(task.num_seen)) for task in self.tasks[:number]]
         return self
 
     def in_words(self) -> str:
@@ -89,7 +91,11 @@ class TaskSequence:
     def _task(self, index):
         old, seen = self.boundaries[index : index + 2]
         train = _by_class(np.flatnonzero(self.train_tasks == index), self.train_targets)
-        return Task(index, old, seen, train, _by_class(np.flatnonzero(self.test_tasks <= index), self.test_targets))
+        test = _by_class(np.flatnonzero(self.test_tasks <= index), self.test_targets)
+        return Task(index, old, seen, train, test, self._num_later(seen))
+
+    def _num_later(self, seen):
+        return 0 if self.open_ended else self.boundaries[-1] - seen
 
 
 class DataManager(TaskSequence):

@@ -67,6 +67,15 @@ class PartedBatchNorm(BatchNormMode):
         return torch.cat(outputs)
 
 
+class UntrackedBatchNorm(BatchNormMode):
+    """A context in which batch norm in training mode normalises a batch, but leaves its running statistics alone."""
+
+    def normalised(self, call: Call) -> Tensor:
+        if call.training and call.running_mean is not None and call.running_var is not None:
+            call = call._replace(running_mean=call.running_mean.clone(), running_var=call.running_var.clone())
+        return batch_norm(*call)
+
+
 class OwnBatchNorm(BatchNormMode):
     """A context in which each process normalises its own part of a batch, with ``share`` (0 to 1) of its images.
 

@@ -1,6 +1,7 @@
 """The forward and backward pass of a step in several processes: each computes its part of the batch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.processes import Processes
 from pycil_wsc.training.step.passes import Passes
 
+OTHERS = ("whole", "replayed", "replay", "slots", "stored")  # what a loss may read of a batch beside its tensors
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (mean loss, logits)
 
 
@@ -40,7 +42,8 @@ class SharedPasses(Passes):
         whole = self.processes.sum(torch.full((), float(batch.weight), device=batch.targets.device))
         share = batch.weight / whole
         with OwnBatchNorm(share) if self.own_batch_norm else SyncedBatchNorm():
-            loss, logits = self.shared(*batch.tensors, whole=batch.whole, replay=batch.replay)
+            others = {name: getattr(batch, name) for name in OTHERS}
+            loss, logits = self.shared(*batch.tensors, **others)
             part = loss * share
             (part * self.processes.count).backward()  # DistributedDataParallel takes the mean over processes
         self.logits = logits if batch.entering else None
@@ -63,9 +66,8 @@ class _LossModule(nn.Module):
         from_memory: Tensor,
         views: tuple[Tensor, ...],
         drawn: tuple[Tensor, ...],
-        whole: int | None,
-        replay: tuple[Batch, ...],
+        **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        batch = Batch(images, targets, indices, from_memory, views, whole, drawn, replay=replay)
+        batch = Batch(images, targets, indices, from_memory, views, drawn=drawn, **others)
         loss, logits = self.compute(batch)
         return loss, logits.detach()

@@ -16,6 +16,7 @@ from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.er import ER
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
+from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.optimizers.groups import clip
@@ -75,9 +76,10 @@ class HAL(ER):
 
     def before_step(self, batch: Batch) -> Batch:
         if self.features is None:  # the first step of the task
-            with torch.no_grad(), self.precision.autocast():
-                features = self.network.extract(batch.images[:1])  # one image moves batch norm, as in Mammoth
-            self.features = torch.zeros_like(features[0], dtype=torch.float32)
+            image = batch.images[: 1 if self.processes.first else 0]  # one image moves batch norm, as in Mammoth
+            with torch.no_grad(), self.precision.autocast(), synced_batch_norm(self.processes):
+                features = self.network.extract(image)
+            self.features = features.new_zeros(features.shape[1], dtype=torch.float32)
         return batch
 
     def after_backward(self, batch: Batch, backward: Backward) -> None:
@@ -101,7 +103,7 @@ class HAL(ER):
     @torch.no_grad()
     def after_step(self) -> None:
         assert self.batch is not None and self.features is not None
-        with self.precision.autocast():
+        with self.precision.autocast(), synced_batch_norm(self.processes):
             features = self.network.extract(self.batch.images).float()
         mean = self.processes.sum_(features.sum(0)) / (self.batch.whole or len(self.batch))
         self.features.lerp_(mean, 1 - self.config.options.feature_decay)

@@ -15,3 +15,7 @@ class Pixels:
 
     def __call__(self, images: Tensor) -> Tensor:
         return images * self.std + self.mean
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) on the 0..1 scale -> the same as a network gets them."""
+        return (images - self.mean) / self.std
