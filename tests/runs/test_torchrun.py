@@ -53,7 +53,7 @@ SMALL |= {"init_milestones": [], "cache_first_task": False, "max_tasks": 2}
 THREE_TASKS = {"max_tasks": 3}  # for what grows, shrinks or is corrected again in each
 BY_STEP = {"memory_size": 10, "batch_size": 7, "replay_batch_size": 5, "steps_per_batch": 2}
 XDER = {"simclr_batch_size": 3, "simclr_num_aug": 2, "dp_weight": 1.0, "past_constraint": True}
-TUNED = ("l2p", "dualprompt", "coda_prompt", "ease")
+TUNED = ("l2p", "dualprompt", "coda_prompt", "ease", "aper_adapter", "aper_ssf", "aper_vpt")
 CASES = {
     **{name: THREE_TASKS | {"model_name": name} for name in ("bic", "der", "foster", "memo")},
     # with seed 1993 rounding grows to 2e-4 in a weight, else to 1e-9
@@ -87,8 +87,7 @@ CASES = {
     "coil": {"model_name": "coil", "transport_steps": 2},
     "cofima": {"model_name": "cofima"},
     **{name: THREE_TASKS | suited(name) | {"model_name": name, "batch_size": 7} for name in ("mos", "lae")},
-    **{name: THREE_TASKS | suited(name) | {"model_name": name, "batch_size": 7} for name in TUNED},
-    **{name: suited(name) | {"model_name": name, "batch_size": 7} for name in ("aper_adapter", "aper_ssf", "aper_vpt")},
+    **{name: suited(name) | {"model_name": name, "batch_size": 7} for name in TUNED},
     # features of drawn Gaussians, aligned scores, merged and trained heads
     **{name: THREE_TASKS | {"model_name": name} for name in ("slca", "dgr", "duct")},
     "lucir": THREE_TASKS | {"model_name": "lucir", "ft_epochs": 2},
