@@ -31,7 +31,7 @@ from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training import budget, loop
 
-SMALL |= {"device": "cpu", "precision": "fp32", "exemplars": "random"}
+SMALL = SMALL | {"device": "cpu", "precision": "fp32", "exemplars": "random"}
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

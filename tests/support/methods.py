@@ -1,6 +1,6 @@
 """What several tests share: see ``test_methods.py``."""
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -15,16 +15,18 @@ SILENT = SimpleNamespace(
 )
 
 
-SMALL = {
-    "dataset": "digits",
-    "init_cls": 4,
-    "increment": 3,
-    "convnet_type": "resnet8",
-    "memory_per_class": 10,
-    "init_epoch": 1,
-    "epochs": 1,
-    "batch_size": 64,
-}
+SMALL = MappingProxyType(  # tests share it
+    {
+        "dataset": "digits",
+        "init_cls": 4,
+        "increment": 3,
+        "convnet_type": "resnet8",
+        "memory_per_class": 10,
+        "init_epoch": 1,
+        "epochs": 1,
+        "batch_size": 64,
+    }
+)
 
 
 @pytest.fixture(scope="module")
