@@ -29,7 +29,7 @@ from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimizers.groups import parameter_groups
 from pycil_wsc.training.outputs import Outputs
-from pycil_wsc.training.over import ClassWeights, Over
+from pycil_wsc.training.over import Over
 from pycil_wsc.training.phase import Monitor, Phase, PhaseRun, Resume, refuse_images_and_targets
 from pycil_wsc.training.plan import Plan as MethodPlan
 from pycil_wsc.training.precision import Precision, undefined_in_bf16
@@ -71,8 +71,7 @@ class BaseLearner(nn.Module):
 
     * ``batches``: shuffled and augmented training batches (:class:`.batches.Batches`)
     * ``outputs``: features and logits of many images (:class:`.outputs.Outputs`)
-    * ``balance``: the weights of the batch's images, which :meth:`cross_entropy` uses (:class:`.over.ClassWeights`)
-    * ``over``: means, sums and norms over a batch that processes share (:class:`.over.Over`)
+    * ``over``: means, sums and norms over a batch that processes share, and its images' weights (:class:`.over.Over`)
     * ``precision``: the contexts in which the network computes (:class:`.precision.Precision`)
     * ``memory``, and ``stored``, the values that are stored with each exemplar
 
@@ -136,9 +135,8 @@ class BaseLearner(nn.Module):
         self.precision = Precision(config.precision, device, self._undefined_in_bf16)
         self.outputs = Outputs(self)
         self.over = Over(processes)
-        self.balance = ClassWeights()
         self.memory = configured_memory(config, self.plan)
-        self.num_known = 0  # classes seen
+        self._num_known = 0  # classes seen
         self.spent = Spent()
         self.restoring = False
         with seeding.seeded(self.config.seed, "weights"):
@@ -253,7 +251,7 @@ class BaseLearner(nn.Module):
 
     def known(self, logits: Tensor) -> Tensor:
         """Those of ``logits`` (B, any) that are of the classes seen: (B, classes)."""
-        return logits[:, : self.num_known] if self.config.whole_head else logits
+        return logits[:, : self._num_known] if self.config.whole_head else logits
 
     def predict(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, classes) logits."""
@@ -341,7 +339,7 @@ class BaseLearner(nn.Module):
     ) -> Tensor:
         """The mean cross-entropy with ``label_smoothing``: (n, classes) float32, (n,) -> scalar.
 
-        With ``"class_balance": "weights"``, each image of a batch has the weight of its class (:meth:`weighted`).
+        With ``"class_balance": "weights"``, each image has the weight of its class (:meth:`.over.Over.weighted`).
 
         Args:
             logits: of n rows, by default of the batch's images.
@@ -353,17 +351,10 @@ class BaseLearner(nn.Module):
         smoothing = self.config.label_smoothing
         if reduction == "none":
             return cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-        if not weighted or self.balance.rows is None:
+        if not weighted or self.over.weights.rows is None:
             return cross_entropy(logits, targets, label_smoothing=smoothing)
         errors = cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-        return self.weighted(errors, classes).mean()
-
-    def weighted(self, errors: Tensor, classes: Tensor | None = None) -> Tensor:
-        """``errors`` (n,) of a batch's images, times their weights (``"class_balance": "weights"``): (n,).
-
-        ``classes``: as for :meth:`cross_entropy`.
-        """
-        return self.balance.weighted(errors, classes)
+        return self.over.weighted(errors, classes).mean()
 
     def new_backbone(self, pretrained: bool | str | None = None) -> Backbone:
         """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
@@ -431,7 +422,7 @@ class BaseLearner(nn.Module):
 
     def grow_for(self, task: Task) -> None:
         """:meth:`grow` with the task's random numbers, on the device."""
-        self.num_known = task.num_seen
+        self._num_known = task.num_seen
         with seeding.seeded(self.config.seed, "weights", task.index):
             self.grow(task)
         self._freeze()

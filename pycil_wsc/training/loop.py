@@ -40,7 +40,7 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
     spent = learner.spent
     cost = StepCost()
     backward = Backward(learner, phase)
-    learner.balance.begin(learner.batches.class_weights(phase, task.index))
+    learner.over.weights.begin(learner.batches.class_weights(phase, task.index))
     if first:  # a step may cost more or less than that of the first epoch, which counts
         cost.per_image = spent.per_image
         cost.per_exemplar = spent.per_exemplar
@@ -85,13 +85,13 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
         accuracy = 100 * processes.sum_(correct).item() / run.images
         learner.after_epoch(task, run, epoch, mean_loss)
         monitor.epoch_ended(task, run, epoch, mean_loss, accuracy)
-    learner.balance.begin(None)
+    learner.over.weights.begin(None)
 
 
 def _check_weighted(learner: Trainable) -> None:
     """Raise :class:`UnusableRun` if images have weights, which the loss has not used."""
-    if learner.balance.table is not None and not learner.balance.used:
+    if learner.over.weights.table is not None and not learner.over.weights.used:
         raise UnusableRun(
             f"class_balance: the loss of '{learner.config.method}' does not use the images' weights; compute it with "
-            'self.cross_entropy or self.weighted, or set class_balance to "sampler"'
+            'self.cross_entropy or self.over.weighted, or set class_balance to "sampler"'
         )

@@ -18,6 +18,21 @@ class Over:
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
+        self.weights = ClassWeights()
+
+    def weighted(self, errors: Tensor, classes: Tensor | None = None) -> Tensor:
+        """``errors`` (n,), each times the weight of its image, with ``"class_balance": "weights"``: (n,).
+
+        Outside of a step, and without weights, as they are. :meth:`~.learner.BaseLearner.cross_entropy` does it itself.
+
+        ``classes``: int64 (n,), of which class each is; None: they are those of the batch's images, in their order.
+        """
+        weights = self.weights
+        if weights.rows is None:
+            return errors
+        weights.used = True
+        assert weights.table is not None
+        return errors * (weights.rows if classes is None else weights.table[classes])
 
     def mean(self, values: Tensor, chosen: Tensor | None = None, batch: Batch | None = None) -> Tensor:
         """The mean of ``values`` (n,) where ``chosen``, bool (n,), is set, by default of all; 0 if it is nowhere.
@@ -81,7 +96,7 @@ class Over:
 
 
 class ClassWeights:
-    """Weights of the images of the batch whose loss is being computed: ``self.balance`` of a learner.
+    """Weights of the images of the batch whose loss is being computed: ``self.over.weights`` of a learner.
 
     They are for classes of unequal size, ``"class_balance": "weights"``.
 
@@ -109,17 +124,6 @@ class ClassWeights:
             yield
         finally:
             self.rows = None
-
-    def weighted(self, errors: Tensor, classes: Tensor | None = None) -> Tensor:
-        """``errors`` (n,), each times the weight of its image; outside of a step, and without weights, as they are.
-
-        ``classes``: int64 (n,), of which class each is; None: they are those of the batch's images, in their order.
-        """
-        if self.rows is None:
-            return errors
-        self.used = True
-        assert self.table is not None
-        return errors * (self.rows if classes is None else self.table[classes])
 
 
 class _Sum(torch.autograd.Function):

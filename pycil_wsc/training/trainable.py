@@ -12,7 +12,7 @@ from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import LearnerConfig
-from pycil_wsc.training.over import ClassWeights
+from pycil_wsc.training.over import Over
 from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.precision import Precision
@@ -30,7 +30,7 @@ class Trainable(Protocol):
     processes: Processes
     device: torch.device
     batches: Batches
-    balance: ClassWeights
+    over: Over
     precision: Precision
     spent: Spent
     restoring: bool

@@ -111,8 +111,8 @@ def test_the_loss_is_the_mean_of_weighted_errors(settings):
     assert table.tolist() == pytest.approx(class_weights(counts).tolist())
     (batch, *_) = learner.batches.of(phase, 0, 0, 0)
     learner.eval()
-    learner.balance.begin(table)
-    with learner.balance.within(batch):
+    learner.over.weights.begin(table)
+    with learner.over.weights.within(batch):
         loss, logits = learner.loss(batch)
     rows = zip(logits.double(), batch.targets.tolist())
     errors = [table[y].double() * cross_entropy(z[None], torch.tensor([y]), label_smoothing=0.1) for z, y in rows]
@@ -143,12 +143,12 @@ def test_every_method_that_trains_uses_the_weights_in_its_loss(name, settings):
     values = []
     for weight in (1.0, 1.0, 3.0):
         table[batch.targets[0]] = weight
-        learner.balance.begin(table)
+        learner.over.weights.begin(table)
         torch.manual_seed(0)
-        with learner.balance.within(batch), learner.precision.autocast():
+        with learner.over.weights.within(batch), learner.precision.autocast():
             values.append(loss(batch)[0].item())
     assert values[0] == pytest.approx(values[1], rel=1e-6) and values[2] != pytest.approx(values[0], rel=1e-4)
-    assert learner.balance.used
+    assert learner.over.weights.used
 
 
 def deaf(self, batch):

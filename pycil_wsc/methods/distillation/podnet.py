@@ -107,7 +107,7 @@ class PODNet(DistillingLearner):
                 before = with_stages(self.teacher.backbone, batch.images)
         features, stages = with_stages(self.network.backbone, batch.images)
         logits = self.network.classify(features).float()
-        loss = self.weighted(nca(logits, batch.targets, self.network.head.scale, options.margin)).mean()
+        loss = self.over.weighted(nca(logits, batch.targets, self.network.head.scale, options.margin)).mean()
         if before is not None:
             factor = math.sqrt(self.num_seen / max(1, self.num_seen - self.num_old))
             same = torch.ones(len(features), device=features.device)

@@ -123,7 +123,7 @@ class TagFex(BaseLearner):
         merged = self.network.attention(agnostic.detach(), own).mean(1)
         guide = self.network.merged_head(merged).float()
         errors = cross_entropy(guide, (targets - self.num_old).clamp(min=0), reduction="none")
-        loss = self.over.mean(self.weighted(errors, targets), new)
+        loss = self.over.mean(self.over.weighted(errors, targets), new)
         student = (logits[:, self.num_old :] / options.kd_temp).log_softmax(1)
         teacher = (guide.detach() / options.kd_temp).log_softmax(1)
         divergence = self.over.mean((teacher.exp() * (teacher - student)).sum(1), new)

@@ -86,7 +86,7 @@ class IL2A(PrototypeLearner):
         logits = self.network.classify_pairs(features).float()
         smoothing = self.config.label_smoothing
         errors = cross_entropy(logits / options.temp, targets, reduction="none", label_smoothing=smoothing)
-        errors = torch.cat([self.weighted(errors[: len(batch)]), errors[len(batch) :]])
+        errors = torch.cat([self.over.weighted(errors[: len(batch)]), errors[len(batch) :]])
         loss = self.over.mean(errors, torch.ones_like(errors, dtype=torch.bool), batch)
         if before is not None:
             distance = self.over.norm((features - before).float(), batch)

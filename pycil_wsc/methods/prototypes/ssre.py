@@ -73,7 +73,7 @@ class SSRE(PrototypeLearner):
         similarity = self.similarity(features.detach())
         errors = cross_entropy(logits / options.temp, batch.targets, reduction="none", label_smoothing=smoothing)
         distances = (features - before).norm(dim=1)
-        loss = (self.weighted(errors) * (1 - similarity)).mean() + options.lambda_fkd * self.over.sum(
+        loss = (self.over.weighted(errors) * (1 - similarity)).mean() + options.lambda_fkd * self.over.sum(
             distances * similarity, batch
         )
         return loss + options.lambda_proto * self.prototype_loss(*batch.drawn), logits

@@ -68,7 +68,7 @@ class DERpp(Replay):
         if not len(self.memory):
             return super().loss(batch)
         logits = self.network(batch.images).float()
-        errors = self.weighted(self.cross_entropy(logits, batch.targets, reduction="none"))
+        errors = self.over.weighted(self.cross_entropy(logits, batch.targets, reduction="none"))
         distances = squared_distances(logits, self.stored.of("logits", batch.indices))
         old, options = batch.from_memory, self.config.options
         loss = self.over.mean(errors, ~old) + options.beta * self.over.mean(errors, old)

@@ -103,7 +103,7 @@ class ERACE(Replay):
         among_new = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
         own = cross_entropy(among_new, batch.targets, reduction="none")
         replayed = self.cross_entropy(logits, batch.targets, reduction="none")
-        own, replayed = self.weighted(own), self.weighted(replayed)
+        own, replayed = self.over.weighted(own), self.over.weighted(replayed)
         return self.over.mean(own, new) + self.over.mean(replayed, batch.from_memory), logits
 
 

@@ -66,7 +66,7 @@ def passes(learner: Trainable, phase: Phase, loss: Callable, batch_norm_parts: i
         loss = _in_parts(loss, parts)
 
     def compute(batch):
-        with learner.balance.within(batch), learner.precision.autocast(), single_image_refused(batch.weight):
+        with learner.over.weights.within(batch), learner.precision.autocast(), single_image_refused(batch.weight):
             return _checked(loss(batch), phase)
 
     if not alone:
@@ -76,7 +76,7 @@ def passes(learner: Trainable, phase: Phase, loss: Callable, batch_norm_parts: i
         fused = torch.compile(loss, dynamic=False, mode=None if mode is True else mode)
 
         def compiled(batch):
-            with learner.balance.within(batch), learner.precision.autocast():
+            with learner.over.weights.within(batch), learner.precision.autocast():
                 return fused(batch)
 
         return CompiledPasses(compute, phase.optimizer, compiled)
