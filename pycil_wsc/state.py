@@ -89,8 +89,10 @@ def refuse_compressed(archive: zipfile.ZipFile, size: int) -> None:
         raise ValueError("it is compressed, unlike what torch writes")
 
 
-def peek_state(path: str | Path) -> State:
+def peek_state(path: str | Path, *, without: str = "") -> State:
     """The values of what :func:`save_state` wrote, with empty tensors and unchecked: quick, whatever its size.
+
+    ``without``: an entry that is left out.
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is of another kind.
     """
@@ -98,7 +100,9 @@ def peek_state(path: str | Path) -> State:
     try:
         with safetensors.safe_open(path, "pt") as file:
             text = file.get_tensor(JSON).numpy().tobytes()
-        return unpacked(json.loads(text), lambda name: torch.empty(0, 0, 0, 0))
+        content = json.loads(text)
+        content.pop(without, None)
+        return unpacked(content, lambda name: torch.empty(0, 0, 0, 0))
     except (OSError, ValueError):
         raise
     except Exception as error:  # files of other programs raise many kinds of errors
@@ -138,16 +142,28 @@ def packed(value: object, tensors: dict[str, torch.Tensor], place: str = "") -> 
         name = place if place not in tensors else f"{place}#{len(tensors)}"  # {"a.b": ...} beside {"a": {"b": ...}}
         return _packed_tensor(value.detach(), tensors, name)
     if isinstance(value, dict):
-        inner = {key: packed(item, tensors, f"{place}.{key}".lstrip(".")) for key, item in value.items()}
+        inner = {
+            key: item if _is_json(item) else packed(item, tensors, f"{place}.{key}".lstrip("."))
+            for key, item in value.items()
+        }
         return inner if all(isinstance(key, str) for key in inner) else {PAIRS: [[k, v] for k, v in inner.items()]}
     if isinstance(value, (list, tuple)):
-        items = [packed(item, tensors, f"{place}.{number}".lstrip(".")) for number, item in enumerate(value)]
+        items = [
+            item if _is_json(item) else packed(item, tensors, f"{place}.{number}".lstrip("."))
+            for number, item in enumerate(value)
+        ]
         return {TUPLE: items} if isinstance(value, tuple) else items
     if isinstance(value, float) and not math.isfinite(value):
         return {FLOAT: str(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{place}: a {type(value).__name__} cannot be saved; a state is tensors and JSON values")
+
+
+def _is_json(value: object) -> bool:
+    """Whether a value is a plain one of JSON; of most values that is all there is to do."""
+    kind = type(value)
+    return kind is str or kind is int or value is None or kind is bool or (kind is float and math.isfinite(value))
 
 
 def _packed_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], name: str) -> dict[str, object]:
@@ -160,7 +176,7 @@ def _packed_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], name:
 def unpacked(value: object, tensor_of: Callable[[str], torch.Tensor]) -> Any:
     """What :func:`packed` converted, with ``tensor_of(name)`` for each tensor."""
     if isinstance(value, list):
-        return [unpacked(item, tensor_of) for item in value]
+        return [unpacked(item, tensor_of) if isinstance(item, (dict, list)) else item for item in value]
     if not isinstance(value, dict):
         return value
     if TENSOR in value:
@@ -172,4 +188,4 @@ def unpacked(value: object, tensor_of: Callable[[str], torch.Tensor]) -> Any:
         return {key: unpacked(item, tensor_of) for key, item in value[PAIRS]}
     if FLOAT in value:
         return float(value[FLOAT])
-    return {key: unpacked(item, tensor_of) for key, item in value.items()}
+    return {key: unpacked(item, tensor_of) if isinstance(item, (dict, list)) else item for key, item in value.items()}

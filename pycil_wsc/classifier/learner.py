@@ -141,16 +141,20 @@ class Learner:
         ``changes`` of classes after the task (:meth:`rename`, :meth:`merge`, :meth:`remove`, :meth:`relabel`). Further
         entries are those of a line of ``metrics.jsonl`` (docs/outputs.md).
         """
+        return self._history(slice(None))
+
+    def _history(self, tasks: slice) -> list[dict[str, Any]]:
         if self._saved is None:
             return []
         lines = self._saved.state["history"]
         noted = [*self._saved.bookkeeping.entries, *[Entry()] * len(lines)]  # earlier versions noted nothing
-        return [copy.deepcopy({**line, "task": line["task"] + 1, **entry}) for line, entry in zip(lines, noted)]
+        pairs = [*zip(lines, noted)][tasks]
+        return [copy.deepcopy({**line, "task": line["task"] + 1, **entry}) for line, entry in pairs]
 
     def __repr__(self) -> str:
-        if not self.history:
+        if self._saved is None:
             return f"<Learner {self.config.method!r}: nothing learned yet>"
-        last = self.history[-1]
+        (last,) = self._history(slice(-1, None))
         learned = f"{last['num_seen']} classes after task {last['task']}, {last['exemplars']} exemplars"
         return f"<Learner {self.config.method!r}: {learned}>"
 
@@ -369,7 +373,8 @@ class Learner:
             self._set_state(outcome.state, outcome.answers)  # last, so that a retry after an error learns it again
             if advice := self._advice():
                 bar.say(advice)
-            return self.history[-1] | {**(decision or {})}
+            (entry,) = self._history(slice(-1, None))
+            return entry | {**(decision or {})}
 
     def check(self, source: Source, fewest: int = 5, level: float = 0.01) -> Findings:
         """Look at images before they are learned: files that cannot be read or are left out, duplicates, wrong classes,

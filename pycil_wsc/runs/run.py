@@ -43,6 +43,7 @@ from pycil_wsc.runs.result import result_of
 from pycil_wsc.runs.testing import Anytime, Evaluator
 from pycil_wsc.state import State, save_state
 from pycil_wsc.studies.records import Records
+from pycil_wsc.training.learner import regrow
 from pycil_wsc.training.learner_state import first_task_state
 from pycil_wsc.training.phase import Monitor, PhaseRun, Resume
 from pycil_wsc.training.processes import Processes, backend_of
@@ -288,7 +289,9 @@ class Run(Monitor):
             self.first_task = found.get("first_task", "")  # missing in checkpoints of earlier versions
             self.journal.log.info("resumes in %s, as it began", self.learner.precision.name)
         # copies: what training changes must not change ``start``
-        self.journal.load_state_dict(copy.deepcopy({name: state[name] for name in self.journal.state_dict()}))
+        noted = {name: state[name] for name in self.journal.state_dict()}
+        lines = list(noted.pop("history"))  # none of which changes any more
+        self.journal.load_state_dict({**copy.deepcopy(noted), "history": lines})
         self.records.load_state_dict(copy.deepcopy(state["records"]))
         self.evaluator.confusion = state["confusion"]
         if "anytime" in state:  # missing in checkpoints of earlier versions
@@ -296,8 +299,7 @@ class Run(Monitor):
         self._renew_plan(state)
         position = state["position"]
         self.resumes = found is not None
-        for task in self.manager.tasks[: position["task"]]:
-            self.learner.grow_for(task)
+        regrow(self.learner, self.manager.tasks[: position["task"]])
         if state["optimizer"] is not None:
             return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
         self.learner.load_state_dict(state["learner"])

@@ -462,6 +462,12 @@ class BaseLearner(nn.Module):
         self.spent.per_exemplar = state.get("exemplar_cost", 0)  # missing likewise: part of the cost per image
 
 
+def regrow(learner: BaseLearner, tasks: Sequence[Task]) -> None:
+    """Grow a new learner to those of the ``tasks`` that were learned; its state is loaded next."""
+    for task in tasks[-1:] if learner.plan.grows_at_once else tasks:
+        learner.grow_for(task)
+
+
 def _complete_plan(cls: type[BaseLearner]) -> None:
     """Derive the ``Plan`` of a new class from those of all its bases. Raises :class:`UserError` if its own is not."""
     plans = [base.Plan for base in cls.__bases__ if issubclass(base, BaseLearner)]

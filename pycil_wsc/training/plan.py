@@ -42,6 +42,7 @@ class Plan:
         any_head: whether the key ``head`` may be "all" with "task" too.
         one_phase: whether each task trains one network in one phase, as consolidation requires.
         expands: whether its network grows with the tasks, or doubles; the report marks it with †.
+        grows_at_once: whether its network depends on the number of classes alone, not on the tasks that brought them.
         consolidates: whether Weight Space Consolidation is a part of it.
         measures_quotas: whether the numbers of exemplars depend on the trained network, so that a run plans again.
         tunes: whether it tunes a vision transformer of timm from outside, which ``convnet_type`` must then be.
@@ -64,6 +65,7 @@ class Plan:
     any_head: bool = False
     one_phase: bool = True
     expands: bool = False
+    grows_at_once: bool = False
     consolidates: bool = False
     measures_quotas: bool = False
     tunes: bool = False

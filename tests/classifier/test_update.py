@@ -9,10 +9,13 @@ import torch
 from support.small_learners import QUICK, arrays, assert_same, learned, months
 
 from pycil_wsc import Accept
+from pycil_wsc.classifier.store.hashes import sha256_of
 from pycil_wsc.classifier.update.folders import folders_of
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.update import Before, judge, prepare, publish, record, train
 from pycil_wsc.errors import UserError
+from pycil_wsc.state import peek_state
+from pycil_wsc.training.learner import BaseLearner
 
 __all__ = ["months"]
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
@@ -117,3 +120,23 @@ def test_a_snapshot_predicts_in_evaluation_mode_whatever_was_done_to_its_model(j
 def test_a_classifier_that_is_moved_computes_where_it_is(months):
     classifier = learned(months[0], name="replay", **QUICK).answers.classifier
     assert classifier.to("meta").learner.device == classifier.device == torch.device("meta")
+
+
+def test_the_work_of_an_update_of_one_image_does_not_grow_with_updates_or_classes(tmp_path):
+    """Names that are hashed, growths of the network, and saved files that are opened."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (48, 8, 8, 3), np.uint8)
+    learner = learned((images[:40], np.arange(40)), name="ncm")
+    learner.save(tmp_path)
+    work = []
+    for image in range(40, 48):
+        with (
+            patch.object(BaseLearner, "grow_for", autospec=True, side_effect=BaseLearner.grow_for) as grown,
+            patch("pycil_wsc.classifier.store.hashes.sha256_of", side_effect=sha256_of) as hashed,
+            patch("pycil_wsc.classifier.store.versions.peek_state", side_effect=peek_state) as opened,
+        ):
+            learner.learn((images[image : image + 1], np.array([7])))
+            learner.save(tmp_path, versions=3)
+        work.append((grown.call_count, hashed.call_count, opened.call_count))
+    assert len(set(work[2:])) == 1, work
+    assert max(work[-1]) < 10, work

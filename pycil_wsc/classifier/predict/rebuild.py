@@ -21,7 +21,7 @@ from pycil_wsc.keys import declared
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner import BaseLearner, regrow
 
 LARGEST_SIDE = 1 << 16  # largest side of an image, in pixels
 
@@ -98,8 +98,7 @@ def grown(config: Config, info: DatasetInfo, reached: Reached, images: Split | N
         raise UserError("its classes and tasks do not match its configuration; use an unmodified file")
     with restored([]):  # once, not for each part: a thread that trains has it for an epoch
         learner = configured_learner(config)(config, manager, open_source(info, train, device, 0), device)
-        for task in manager.tasks[: reached.task + 1]:
-            learner.grow_for(task)
+        regrow(learner, manager.tasks[: reached.task + 1])
         _ = learner.precision.name  # which may draw random numbers, too: predicting must not wait
     return learner
 

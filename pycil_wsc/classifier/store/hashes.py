@@ -52,8 +52,9 @@ def file_hash(path: str) -> str:
 
 def with_classes(digests: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """The ``digests`` of images, each mixed with the name of its class: int64 (N,)."""
-    of_names = as_digests([sha256_of(name.encode(errors="surrogatepass")) for name in names])
-    return digests ^ of_names[labels]
+    used, places = np.unique(labels, return_inverse=True)  # of a thousand names often one
+    of_names = as_digests([sha256_of(names[label].encode(errors="surrogatepass")) for label in used])
+    return digests ^ of_names[places]
 
 
 def files_in(splits: Iterable[Split]) -> list[str]:

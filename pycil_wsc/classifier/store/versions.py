@@ -11,6 +11,7 @@ damaged.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -207,7 +208,7 @@ def listed(folder: Path) -> list[Version]:
             version=kept_number,
             present=kept_number == number,
             tasks=len(outline.tasks),
-            classes=outline.classes,
+            classes=list(outline.classes),
             when=outline.when,
             bytes=path.stat().st_size,
         )
@@ -231,7 +232,17 @@ def _path(folder: Path, number: int) -> Path:
 def _outline_of(path: Path) -> Outline | None:
     """What a file tells of the version in it; None if it is damaged or not a learner's."""
     try:
-        content = peek_state(path)
+        status = os.stat(path)
+    except OSError:
+        return None
+    return _outline_in(path, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+
+
+@functools.lru_cache(maxsize=16)  # a save asks for those of all versions several times
+def _outline_in(path: Path, file: tuple[int, ...]) -> Outline | None:
+    """The same of the ``file`` that is at ``path`` now."""
+    try:
+        content = peek_state(path, without="run")
         number, parent = numbers_in(content)
         tasks, classes = content["config"]["tasks"], content["info"]["classes"]
         bookkeeping = content["ledger"]

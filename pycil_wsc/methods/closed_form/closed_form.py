@@ -35,6 +35,7 @@ class ClosedForm(BaseLearner):
     class Plan(BaseLearner.Plan):
         uses_memory = False
         one_phase = False
+        grows_at_once = True
         epoch_keys = ()
 
         def planned_epochs(self, task: Task) -> int:

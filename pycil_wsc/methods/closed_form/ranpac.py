@@ -13,6 +13,7 @@ from pycil_wsc.registry import register_learner
 RIDGES = [10.0**power for power in range(-8, 9)]  # the authors' candidates
 HELD_OUT = 5  # one image in this many
 SPREAD = 64.0  # how finely images are told apart when these are drawn
+GROWTH = 1.1  # the ridge is chosen again when there are this many times as many images
 
 
 class RandomProjection(SummedHead):
@@ -21,9 +22,13 @@ class RandomProjection(SummedHead):
     The sums over one image in five are kept apart. They suffice to tell the error on these images of a regression on
     the others, over all images so far. Which images these are depends on nothing but their own features, so neither the
     order of the images nor an image that is taken out again changes the ridge parameter's choice.
+
+    A choice solves 17 regressions, so it is kept until it may matter: until a class or a tenth more images have come,
+    or an image has been taken out or given to another class.
     """
 
     projection: Tensor
+    chosen: Tensor  # (3,): the ridge parameter, and the number of images and of classes that it was chosen by
 
     def __init__(self, width: int, size: int, dtype: torch.dtype, cosine: bool = False):
         super().__init__(size, width)
@@ -31,6 +36,7 @@ class RandomProjection(SummedHead):
         self.register_buffer("projection", torch.randn(width, size))
         self.fitted = Sums(size, dtype)
         self.held_out = Sums(size, dtype)
+        self.register_buffer("chosen", torch.zeros(3, dtype=dtype))
 
     def grow(self, num_classes: int) -> None:
         self.fitted.grow(num_classes)
@@ -49,12 +55,34 @@ class RandomProjection(SummedHead):
         for sums, rows in ((self.held_out, held_out), (self.fitted, ~held_out)):
             yield sums, rows, (wide[rows] @ projection).relu()
 
+    def remove(self, features: Tensor, labels: Tensor) -> None:
+        self.chosen = torch.zeros_like(self.chosen)
+        super().remove(features, labels)
+
+    def relabel(self, features: Tensor, before: Tensor, after: Tensor) -> None:
+        self.chosen = torch.zeros_like(self.chosen)
+        super().relabel(features, before, after)
+
+    def merge(self, label: int, into: int) -> None:
+        self.chosen = torch.zeros_like(self.chosen)
+        super().merge(label, into)
+
     def solve(self) -> None:
         gram = self.fitted.gram + self.held_out.gram
         products = self.fitted.products + self.held_out.products
         counts = self.fitted.counts + self.held_out.counts
-        self.weight = ridge_regression(gram, products, self.ridge()).T.float().contiguous()
+        self.weight = ridge_regression(gram, products, self.kept_ridge(counts)).T.float().contiguous()
         self.bias = without_empty(torch.zeros_like(self.bias), counts)
+
+    def kept_ridge(self, counts: Tensor) -> float:
+        """The ridge parameter of the last choice, or of a new one if that may matter; ``counts``: of each class."""
+        ridge, images, classes = self.chosen.tolist()
+        number, present = counts.sum().item(), float((counts > 0).sum())
+        if present == classes and images <= number < GROWTH * images:
+            return ridge
+        ridge = self.ridge()
+        self.chosen = self.chosen.new_tensor([ridge, number, present])
+        return ridge
 
     def ridge(self) -> float:
         """The candidate with the least squared error on the images held out, |XW - Y|² = <W, XᵀX W - 2 XᵀY> + |Y|².
@@ -70,6 +98,10 @@ class RandomProjection(SummedHead):
             error = (weight * (self.held_out.gram @ weight - 2 * self.held_out.products)).sum()
             errors.append(error.nan_to_num(torch.inf))
         return RIDGES[int(torch.stack(errors).argmin())]
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+        state.setdefault(f"{prefix}chosen", torch.zeros_like(self.chosen))  # states of earlier versions have none
+        super()._load_from_state_dict(state, prefix, *others)
 
 
 def is_held_out(features: Tensor, direction: Tensor) -> Tensor:

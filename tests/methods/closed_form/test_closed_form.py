@@ -113,6 +113,41 @@ def test_ranpac_learns_from_one_image_of_each_class(per_class):
     assert head.ridge() == 1.0, "no class has images on both sides, which tell nothing about the ridge then"
 
 
+def test_ranpac_chooses_its_ridge_again_only_when_that_may_matter():
+    """After a class, a tenth more images, or one that is taken out or moved; in between it is the regression of all."""
+    head = RandomProjection(6, 16, torch.float64)
+    head.grow(4)
+    features = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(130) % 3
+    head.add(features[:100], labels[:100])
+
+    def chosen_again():
+        """Whether solving replaces another parameter by the chosen one."""
+        head.chosen[0] = 3e-3
+        head.solve()
+        return head.chosen[0].item() != 3e-3
+
+    assert chosen_again(), "there was no choice before"
+    head.add(features[100:109], labels[100:109])
+    assert not chosen_again()
+    X, Y = (features[:109].double() @ head.projection.double()).relu().numpy(), np.eye(4)[labels[:109]]
+    assert_near(head.weight.numpy(), np.linalg.solve(X.T @ X + 3e-3 * np.eye(16), X.T @ Y).T)
+    again = RandomProjection(6, 16, torch.float64)
+    again.grow(4)
+    again.load_state_dict(head.state_dict())
+    assert torch.equal(again.chosen, head.chosen), "a saved learner goes on with the same choice"
+    head.add(features[109:110], labels[109:110])
+    assert chosen_again(), "110 images are a tenth more than 100"
+    head.relabel(features[:1], labels[:1], torch.ones(1, dtype=torch.int64))
+    assert chosen_again()
+    head.remove(features[1:2], labels[1:2])
+    assert chosen_again()
+    head.add(features[:1], torch.full((1,), 3))
+    assert chosen_again(), "a fourth class has come"
+    head.merge(3, 0)
+    assert chosen_again() and not chosen_again()
+
+
 def test_fecam_has_a_covariance_of_each_class(learned):
     learner, parts = learned("fecam", beta=0.4, alpha1=0.7, alpha2=0.3)
     features, labels = joined(parts)
