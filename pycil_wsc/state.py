@@ -162,8 +162,9 @@ def packed(value: object, tensors: dict[str, torch.Tensor], place: str = "") -> 
 
 def _is_json(value: object) -> bool:
     """Whether a value is a plain one of JSON; of most values that is all there is to do."""
-    kind = type(value)
-    return kind is str or kind is int or value is None or kind is bool or (kind is float and math.isfinite(value))
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (str, int, bool)
 
 
 def _packed_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], name: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ from pycil_wsc.registry import register_learner
 RIDGES = [10.0**power for power in range(-8, 9)]  # the authors' candidates
 HELD_OUT = 5  # one image in this many
 SPREAD = 64.0  # how finely images are told apart when these are drawn
-GROWTH = 1.1  # the ridge is chosen again when there are this many times as many images
+MORE = 10  # the ridge is chosen again when for this many images one more has come
 
 
 class RandomProjection(SummedHead):
@@ -78,7 +78,7 @@ class RandomProjection(SummedHead):
         """The ridge parameter of the last choice, or of a new one if that may matter; ``counts``: of each class."""
         ridge, images, classes = self.chosen.tolist()
         number, present = counts.sum().item(), float((counts > 0).sum())
-        if present == classes and images <= number < GROWTH * images:
+        if present == classes and 0 <= number - images < images / MORE:
             return ridge
         ridge = self.ridge()
         self.chosen = self.chosen.new_tensor([ridge, number, present])
