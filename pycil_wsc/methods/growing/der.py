@@ -24,6 +24,9 @@ class DER(BaseLearner):
     @dataclass(frozen=True)
     class Options:
         alpha_aux: float = key(1.0, "weight of the auxiliary head's loss", low=0, decides="later tasks")
+        align_head: bool = key(
+            True, "align the head after a task, as PyCIL does and PILOT does not", decides="later tasks"
+        )
 
     class Plan(BaseLearner.Plan):
         plain_first_task = True
@@ -49,5 +52,5 @@ class DER(BaseLearner):
         return loss, logits
 
     def end_task(self, task: Task) -> None:
-        if task.index and task.num_new:
+        if task.index and task.num_new and self.config.options.align_head:
             self.network.head.align(task.num_old)

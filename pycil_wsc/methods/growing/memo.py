@@ -26,9 +26,6 @@ class MEMO(DER):
             decides="later tasks",
         )
         train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
-        align_head: bool = key(
-            True, "align the head after a task, as PyCIL does and PILOT does not", decides="later tasks"
-        )
 
     class Plan(DER.Plan):
         def check(self) -> str | None:
@@ -55,7 +52,3 @@ class MEMO(DER):
         super().grow(task)
         self.network.trunk.requires_grad_(self.config.options.train_base or not task.index)
         self.network.blocks[:-1].requires_grad_(self.config.options.train_adaptive)
-
-    def end_task(self, task: Task) -> None:
-        if self.config.options.align_head:
-            super().end_task(task)
