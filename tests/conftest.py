@@ -4,7 +4,18 @@ import pytest
 
 
 def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked as slow too")
     parser.addoption("--inductor", action="store_true", help="compile the loss of every learner to kernels")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the slow tests, unless they are asked for: by ``--slow``, a name (``file::test``), or ``-m``."""
+    named = any("::" in argument for argument in config.args)
+    if config.option.slow or config.option.markexpr or named:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def pytest_collectstart(collector):

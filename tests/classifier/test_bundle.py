@@ -228,6 +228,7 @@ def test_keys_of_a_machine_in_a_strangers_file_have_no_effect(folder, exported):
 # ---- MLflow ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mlflow_loads_the_folder_and_predicts(exported, tmp_path):
     mlflow = pytest.importorskip("mlflow.pyfunc")
     learner, _, folder, images = exported

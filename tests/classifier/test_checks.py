@@ -165,6 +165,7 @@ def p_values(new, known):
     return np.array([compared(*sides, 0.01, rng).p for *sides, rng in zip(new, known, rngs)])
 
 
+@pytest.mark.slow
 def test_in_100_draws_without_a_shift_at_most_five_are_alarms_and_with_one_nearly_all(learner, monkeypatch):
     """30 known and 40 new images of each class. The level holds with any number of permutations."""
     monkeypatch.setattr(shift, "PERMUTATIONS", 199)

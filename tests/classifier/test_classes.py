@@ -288,6 +288,7 @@ def test_a_script_with_a_folder_finds_its_work_only_after_the_same_changes(month
 CLIENTS = 4
 
 
+@pytest.mark.slow
 def test_clients_get_answers_of_the_version_that_they_name_during_changes_and_rollbacks(months, tmp_path):
     images, _ = arrays(months[0])
     learner = learned(months[0], name="ncm", adapt=False, **QUICK)

@@ -99,6 +99,7 @@ WITHOUT_FAMILIARITY = ("ease", "mos")  # their features grow, and without exempl
 EXPORTED = set()  # networks that a process of the tests has exported
 
 
+@pytest.mark.slow
 def test_every_learner_predicts_the_same_in_onnxruntime(every, tmp_path, onnxruntime):
     """Methods with the same modules, of the same sizes, have the same program: it is exported once."""
     learner, images = every
@@ -117,6 +118,7 @@ def test_every_learner_predicts_the_same_in_onnxruntime(every, tmp_path, onnxrun
     assert np.abs(familiarity(batch) - learner.familiarity(images)).max() < 1.5 * one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", ["replay", "bic", "foster", "memo", "aper_finetune"], indirect=True)
 def test_a_program_of_torch_predicts_the_same(every, tmp_path):
     """Of each kind of network."""
@@ -126,6 +128,7 @@ def test_a_program_of_torch_predicts_the_same(every, tmp_path):
     assert_predicts(lambda images: program(images)[0].detach().numpy(), learner, images)
 
 
+@pytest.mark.slow
 def test_the_files_say_what_their_columns_are_and_what_is_done_to_an_image(replay, tmp_path, onnxruntime):
     learner, _ = replay
     for name in ("model.onnx", "model.pt2"):
@@ -139,6 +142,7 @@ def test_the_files_say_what_their_columns_are_and_what_is_done_to_an_image(repla
         assert json.loads(description["temperature"]) == 1
 
 
+@pytest.mark.slow
 def test_a_program_and_its_temperature_give_the_probabilities(months, tmp_path):
     """Of a learner that is calibrated."""
     learner = learned(months[0], **QUICK, held_out=2)
@@ -153,6 +157,7 @@ def test_a_program_and_its_temperature_give_the_probabilities(months, tmp_path):
     np.testing.assert_allclose((logits / temperature).softmax(1).detach().numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_files_name_no_file_of_this_machine(replay, tmp_path):
     for name in ["model.pt2"] + ["model.onnx"] * bool(importlib.util.find_spec("onnxscript")):
         replay[0].export(tmp_path / name)
@@ -164,6 +169,7 @@ def test_the_files_name_no_file_of_this_machine(replay, tmp_path):
             assert place.encode() not in content
 
 
+@pytest.mark.slow
 def test_the_version_of_the_operators_may_be_chosen(replay, tmp_path, onnxruntime):
     import onnx
 
@@ -181,6 +187,7 @@ def test_a_version_that_torch_does_not_write_is_one_line(opset, replay, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_pre_trained_backbone_is_exported(months, tmp_path, onnxruntime):
     """One of timm's that recomputes activations in training."""
     timm = pytest.importorskip("timm")

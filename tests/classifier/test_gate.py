@@ -449,6 +449,7 @@ def test_without_an_image_of_a_known_class_there_is_no_gate(months):
     assert learner.learn(months[2], accept=pycil_wsc.Accept(on=arrays(months[0], "test")))["gate"]["old"]["images"]
 
 
+@pytest.mark.slow
 def test_a_script_that_is_started_again_repeats_no_rejected_update(months, tmp_path):
     def script():
         learner = Learner("replay", held_out=2, out=tmp_path / "work", **SMALL | {"epochs": 8, "init_epoch": 6})
@@ -493,6 +494,7 @@ def test_a_script_that_is_started_again_resumes_the_task_after_a_rejected_one(mo
     assert script(), "its checkpoint is there"
 
 
+@pytest.mark.slow
 def test_a_gate_with_other_images_labels_or_limits_decides_anew(months, tmp_path):
     def decided_by(images, names, **limits):
         learner = Learner("replay", out=tmp_path / "work", **SMALL | {"epochs": 8, "init_epoch": 6})

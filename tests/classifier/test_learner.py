@@ -100,6 +100,7 @@ def in_a_process(*arguments):
     return process, queue
 
 
+@pytest.mark.slow
 def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_numbers(months, tmp_path):
     images, names = (np.concatenate(each) for each in zip(*(arrays(source, "test") for source in months)))
     whole, queue = in_a_process(tmp_path / "whole", months, (images, names))
@@ -122,6 +123,7 @@ def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_number
     assert not list(work.rglob("checkpoint.pt"))
 
 
+@pytest.mark.slow
 def test_stopped_at_each_checkpoint_of_two_tasks_it_ends_like_one_never_stopped(months, tmp_path):
     for _ in range(3 + 1 + 4 + 1):  # after each epoch, and after a task's end, before the learner is written
         with killed_at(1):
@@ -247,6 +249,7 @@ def test_interrupted_without_a_folder_it_learns_the_task_again_from_its_start(mo
     assert_same(learner, learned(*months[:2]))
 
 
+@pytest.mark.slow
 def test_a_task_that_is_learned_again_counts_the_cost_of_scoring_once(months):
     learner, once = (learned(*months[:2], wsc={"importance": "fisher", "average_every": 1}) for _ in range(2))
     with patch.object(Evaluator, "test", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
@@ -263,6 +266,7 @@ def test_other_settings_or_images_in_the_folder_of_the_work_are_refused(months, 
         learned(arrays(months[1]), out=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_work_of_another_learner_is_refused(months, tmp_path):
     """Same settings, and images of all tasks, but the second task was learned at another rate."""
     learned(months[0], memory_per_class="all").save(tmp_path / "january")
@@ -727,6 +731,7 @@ def test_images_of_another_kind_than_before_are_refused_and_change_nothing(month
     assert learner.predict(TEMPLATES.astype(np.uint8)).tolist() == before and len(learner.history) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wsc", "der", "aper_finetune"])
 def test_a_saved_learner_with_a_pre_trained_backbone_goes_on_without_its_file(name, months, tmp_path):
     timm = pytest.importorskip("timm")

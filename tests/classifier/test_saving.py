@@ -81,6 +81,7 @@ def test_copies_that_are_loaded_through_a_link_are_not_removed(tmp_path):
     assert labelled(Learner.load(tmp_path / "shelf")) == labelled(learner) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [False, True])
 def test_killed_at_any_moment_a_save_loses_neither_learner_and_the_next_one_leaves_nothing_behind(copied, tmp_path):
     first = photos(tmp_path / "january", ["cat", "ant"], 1)
@@ -104,6 +105,7 @@ def test_killed_at_any_moment_a_save_loses_neither_learner_and_the_next_one_leav
     assert alive and killed >= (8 if copied else 3)
 
 
+@pytest.mark.slow
 def test_two_that_save_and_one_that_loads_never_meet_half_a_learner(tmp_path):
     tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["bee", "cat"], 2)]
     one = learned(tasks[0], **OF_FILES)
@@ -237,6 +239,7 @@ PLACES = [[], ["info"], ["exemplars"], ["config"], ["run"], ["run", "learner", "
 PLACES += [["run", "learner", "_extra_state", "memory"], ["ledger"], ["ledger", "held_out"]]
 
 
+@pytest.mark.slow
 def test_a_forged_learner_is_one_line_or_does_no_harm(shelf, january):
     """Each part in turn is left out or replaced, with a right checksum; what is loaded also learns or refuses to."""
     path, images = shelf / "learner.safetensors", np.zeros((2, 8, 8, 3), np.uint8)

@@ -117,6 +117,7 @@ async def during_an_update(serve, folder, images):
     return asked, update, (before, meanwhile, after)
 
 
+@pytest.mark.slow
 def test_two_hundred_requests_at_a_time_during_an_update_have_right_answers_and_none_is_lost(serve, tmp_path):
     images = contents(8)
     session = asyncio.wait_for(during_an_update(serve, tmp_path, images), 240)

@@ -212,6 +212,7 @@ def test_killed_between_the_two_files_of_a_save_the_new_learner_has_its_labels(k
     assert loaded.predict(images).tolist() == classifier.predict(images).tolist()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_of_a_save_the_folder_has_the_classifier_of_before_or_the_new_one(months, tmp_path):
     """They have other classes, so that neither file fits the other classifier's."""
     images = months[0][0]

@@ -379,6 +379,7 @@ def test_an_exported_folder_refuses_the_same_and_has_no_features_of_single_image
     assert mlflow.predict(both, {"unknown": 0.05}).tolist() == ncm.predict(both, unknown=0.05).tolist()
 
 
+@pytest.mark.slow
 def test_a_program_of_torch_has_the_familiarity_as_its_second_output(ncm, images, tmp_path):
     ncm.export(tmp_path / "model.pt2")
     batch = torch.stack([ncm.transform(image) for image in images[1][:5]])

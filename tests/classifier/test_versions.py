@@ -227,6 +227,7 @@ def saved_for_ever(learners, folder, started):
         started.set()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_learner(learners, saved, tmp_path):
     """A real SIGKILL, at a random moment of many saves."""
     folder = shutil.copytree(saved, tmp_path / "shelf")
@@ -251,6 +252,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_learn
     assert not list(folder.rglob("*.partial"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["save", "save and drop", "rollback"])
 def test_killed_at_any_moment_the_folder_has_the_old_or_the_new_learner_and_no_version_is_lost(
     change, learners, saved, tmp_path

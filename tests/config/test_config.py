@@ -784,6 +784,7 @@ def test_keys_that_no_run_of_the_file_reads_are_told(tmp_path, caplog):
     assert told(alpha=0.8, runs=[{"model_name": "wsc"}, {"model_name": "derpp"}])[1] == []
 
 
+@pytest.mark.slow
 def test_no_shipped_file_has_keys_that_none_of_its_runs_reads(caplog):
     for path in SHIPPED:
         if "llm" not in path.read_text():

@@ -35,6 +35,7 @@ def test_there_is_a_file_of_each_benchmark():
     assert [path.stem for path in FILES] == sorted(TASKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_plans_mammoths_tasks(path, data, monkeypatch, capsys):
     monkeypatch.chdir(data)

@@ -41,6 +41,7 @@ def run(tmp_path, tasks, **keys):
     return folder, result
 
 
+@pytest.mark.slow
 def test_every_task_counts_its_own_test_images_and_classes_by_name(months, tmp_path, undrawn):
     folder, result = run(tmp_path, months, save_weights=True)
     assert result["class_names"] == ["cat", "ant", "bee", "dog"] and folder.parts[-4].endswith("0.npz-tasks")
@@ -65,6 +66,7 @@ def same(one, other):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wsc", "foster"])
 def test_one_more_task_goes_on_from_the_finished_ones(name, months, tmp_path, monkeypatch, capsys):
     """The numbers equal those of a run with the whole list from the start, and only new tasks are trained."""
@@ -105,6 +107,7 @@ def test_the_weights_that_are_loaded_are_the_last_ones_saved(months, tmp_path):
     assert pycil_wsc.load(folder).learner.manager.boundaries == [0, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_kill_9_within_a_later_task_costs_nothing(months, tmp_path):
     _, whole = run(tmp_path / "whole", months, epochs=8, batch_size=16)
     settings = listed(tmp_path, months, epochs=8, batch_size=16)
@@ -120,6 +123,7 @@ def test_kill_9_within_a_later_task_costs_nothing(months, tmp_path):
     assert folder().read_text().count("task 1/3 train epoch 3/3") == 1, "the first task is not learned again"
 
 
+@pytest.mark.slow
 def test_a_run_stopped_at_each_checkpoint_of_an_added_task_ends_like_one_never_stopped(months, tmp_path):
     _, whole = run(tmp_path / "whole", months)
     run(tmp_path, months[:2])

@@ -102,6 +102,7 @@ def test_only_so_many_images_of_each_class_are_learned(settings):
     assert len(run_of(settings, images_per_class=100).dataset.train) == len(whole.train)
 
 
+@pytest.mark.slow
 def test_a_poisoned_test_set_tunes_the_same(settings, tmp_path):
     with np.load(settings["dataset"].removeprefix("npz:")) as arrays:
         poisoned = dict(arrays)
@@ -152,6 +153,7 @@ def test_a_run_refuses_a_data_set_without_its_held_out_part(settings):
         Run(resolve(settings), Datasets().of(config))
 
 
+@pytest.mark.slow
 def test_the_first_task_is_not_shared_with_runs_on_all_training_data(settings, tmp_path):
     run_of(settings, model_name="replay").execute()
     shared = run_of(settings, validation_split=0.25).execute()
@@ -355,6 +357,7 @@ def test_trials_on_a_part_of_the_data_are_apart_and_obsolete_choices_go(tmp_path
     assert {(each.get("max_tasks"), each["wsc.retain"]) for each in chosen} == {(None, 0.5), (2, 0.9)}
 
 
+@pytest.mark.slow
 def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path, unrendered):
     tested = [synthetic.result(name, 200) | {"avg_acc": value} for name, value in (("replay", 71.0), ("wsc", 72.0))]
     synthetic.write(tmp_path, *TRIALS, *tested)
@@ -388,6 +391,7 @@ def test_trials_on_two_data_sets_have_files_of_their_own(tmp_path, undrawn):
     }
 
 
+@pytest.mark.slow
 def test_the_winners_configuration_runs_at_other_memory_sizes_on_the_test_set(settings, tmp_path, capsys, undrawn):
     runs = [{"model_name": "replay", "lrate": [0.05, 0.1]}, {"model_name": "wsc", "wsc.retain": [0.3, 0.6]}]
     assert (

@@ -94,6 +94,7 @@ def make_optimizer(params, name, fused):
     return getattr(torch.optim, name)(groups, lr=0.1, weight_decay=0.1 if name == "AdamW" else 0.0, fused=fused, **own)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(loops())
 def test_fast_version_follows_the_slow_one_in_every_loop(case):
@@ -395,6 +396,7 @@ class Live(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, source, copies",
     [

@@ -56,6 +56,7 @@ def rankings(draw):
     return scores, eligible, draw(st.sampled_from([0, 0.1, 0.2, 0.5, 0.8, 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 4, 2**20])
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(rankings())
@@ -107,6 +108,7 @@ print(extra)
 """
 
 
+@pytest.mark.slow
 def test_eight_million_elements_are_ranked_within_a_few_blocks_of_memory():
     run = subprocess.run(
         [sys.executable, "-c", BIG], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]

@@ -79,6 +79,7 @@ def full(state):
     return state.full_tensor() if hasattr(state, "full_tensor") else state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_sharded_model_is_consolidated_like_a_whole_one(source):
     model = new_model()

@@ -107,6 +107,7 @@ def test_bad_domains_get_one_line(keys, line):
         resolve(KEYS | keys)
 
 
+@pytest.mark.slow
 def test_the_weights_of_such_a_run_are_loaded_with_its_tasks(tmp_path):
     keys = {"domains": ["original", "permuted"], "out": str(tmp_path), "prefix": "run", "save_weights": True}
     (tmp_path / "keys.json").write_text(json.dumps(KEYS | keys))

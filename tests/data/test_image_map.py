@@ -405,6 +405,7 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
     assert "`if __name__ == '__main__':`" in output and output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_so_is_one_whose_data_workers_import_it(dataset, tmp_path):
     folder = Path(dataset.train.images[0]).parents[2]
     output = output_of(tmp_path, READS_FILES.replace("FOLDER", str(folder)))

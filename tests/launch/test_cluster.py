@@ -204,6 +204,7 @@ def test_the_processes_of_a_killed_node_go_on_elsewhere(two_nodes, settings, tmp
     assert not {path.name for path in Path(settings["out"]).rglob("*")} & {"checkpoint.pt", "failed.json"}
 
 
+@pytest.mark.slow
 def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, tmp_path, undisturbed, forked):
     job = Job(1, 1, resolve(settings | CALM))
     others = {process.pid for process in multiprocessing.active_children()}  # of tests before
@@ -227,6 +228,7 @@ def test_a_run_whose_second_process_dies_resumes_at_the_next_attempt(settings, t
     assert not children()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of what a process has open")
 def test_a_process_whose_connections_close_before_it_has_died_is_the_one_that_died(settings, monkeypatch, forked):
     """As when the machine is busy: the first process fails at once, the exit code of the killed one comes later."""
@@ -245,6 +247,7 @@ def test_a_process_whose_connections_close_before_it_has_died_is_the_one_that_di
     assert outcome.failure.startswith("process 2 of 2 died (SIGKILL)") and outcome.again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error, line", [(RuntimeError, "RuntimeError: "), (UserError, "process 2 failed: ")])
 def test_what_failed_in_another_process_is_in_the_log(error, line, settings, monkeypatch, forked):
     """Such as an image file of its share that cannot be read."""

@@ -24,6 +24,7 @@ def damages(path, rng, number):
     path.write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_and_results_are_lines():
     """A checkpoint is refused, or the run ends as it would have; a result, which has no checksum, may be taken."""
     rng = random.Random(0)

@@ -66,6 +66,7 @@ def as_in_the_locale_c():
         setattr(sys, name, stream)
 
 
+@pytest.mark.slow
 def test_what_an_encoding_lacks_is_printed_as_an_escape(settings, tmp_path, undrawn):
     process = Command(["--config", write(tmp_path, settings | SHORT)], prepare=as_in_the_locale_c)
     output, errors = process.communicate()
@@ -116,6 +117,7 @@ def test_ctrl_c_in_a_report_is_one_line(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "\nstopped; run the same command to write the report\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_while_modules_are_imported_is_one_line(number, settings, tmp_path):
     process = subprocess.Popen(

@@ -95,6 +95,7 @@ def test_workers_do_not_outlive_the_parent(settings, tmp_path):
     assert not list(Path(settings["out"]).rglob("failed.json"))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_itself(
     settings, tmp_path, capsys, monkeypatch, forked
 ):
@@ -120,6 +121,7 @@ def test_a_worker_that_dies_costs_its_run_one_attempt_and_a_diverged_run_only_it
     assert "task 2/3 resumes with train epoch 3" in Path(killed.read_text(), "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_after_a_failure_on_a_gpu_another_process_does_the_rest(settings, tmp_path, capsys, monkeypatch, forked):
     """In this one a CUDA error would return at each later call."""
     tried = []
@@ -188,6 +190,7 @@ def test_an_interrupt_that_python_drops_still_stops_the_sweep(settings, tmp_path
     assert errors.strip() == "stopped with 0 of 1 runs done; the same command resumes from here"
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_recorded_and_tried_once_more_after_the_others(settings, tmp_path, capsys, monkeypatch):
     tried = []
 
@@ -310,6 +313,7 @@ def test_a_process_that_ends_without_a_word_fails_its_run(settings, tmp_path, ca
     assert "FAILED: its process died (exit code 0; see log.txt)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path, capsys, monkeypatch, forked):
     """It appears after planning: a file takes the place of the second run's folder. The first would run for long."""
     settings |= {"model_name": "replay", "seed": [1, 2], "init_epoch": 3000}
@@ -333,6 +337,7 @@ def test_an_error_that_would_meet_every_run_stops_the_workers(settings, tmp_path
     assert not results(settings)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 def test_a_sweep_leaves_no_file_open(settings, tmp_path):
     """Neither runs that finish nor those that fail."""
@@ -518,6 +523,7 @@ def test_a_report_that_cannot_be_written_says_how_to_write_it_elsewhere(settings
     assert line.startswith(f"error: {place}/report: cannot be written (File exists); python -m pycil_wsc.report ")
 
 
+@pytest.mark.slow
 def test_a_second_redo_keeps_the_results_of_both(settings, tmp_path):
     settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1}
     arguments = ["--config", write(tmp_path, settings)]
@@ -531,6 +537,7 @@ def test_a_second_redo_keeps_the_results_of_both(settings, tmp_path):
     assert [record.path for record in find_runs([settings["out"]]).records] == [folder / "result.json"]
 
 
+@pytest.mark.slow
 def test_a_redo_that_is_stopped_before_all_results_are_set_aside_is_to_be_given_again(settings, tmp_path, capsys):
     settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 1, "seed": [1, 2]}
     arguments = ["--config", write(tmp_path, settings)]
@@ -638,6 +645,7 @@ def files_of(settings):
     return [path for path in Path(settings["out"]).rglob("*") if path.is_file() and "report" not in path.parts]
 
 
+@pytest.mark.slow
 def test_a_stopped_redo_resumes_without_it(settings, tmp_path):
     settings |= {"model_name": "replay", "init_epoch": 1, "epochs": 2, "seed": [1, 2]}
     arguments = ["--config", write(tmp_path, settings)]

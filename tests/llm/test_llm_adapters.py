@@ -76,6 +76,7 @@ def kept_answers(run, name="colours"):
     return [json.loads(line)["prediction"] for line in lines]
 
 
+@pytest.mark.slow
 def test_a_saved_model_with_adapters_needs_nothing_else(llm_settings, tmp_path):
     config, corpus = configured(llm_settings)
     load_model(config, corpus.tokenizer).save_pretrained(tmp_path / "model")

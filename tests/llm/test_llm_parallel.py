@@ -51,6 +51,7 @@ def weights_of(settings):
     return load_file(folder / "models" / "after-2" / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes, step",
     [
@@ -80,6 +81,7 @@ def test_a_sharded_run_resumes_in_as_many_processes(changes, step, llm_settings,
     assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
 
 
+@pytest.mark.slow
 def test_a_sharded_model_with_adapters_is_trained_and_tested(llm_settings, tmp_path):
     settings = llm_settings | {"llm.method": "wsc", "llm.lora_rank": 4, "llm.batch_size": 7}
     config, corpus = configured(settings)
@@ -112,6 +114,7 @@ def sharded_in_bf16(settings):
     return {"kept": sorted(kept), "computed": sorted(set(computed)), "losses": losses}
 
 
+@pytest.mark.slow
 def test_bf16_is_for_computing_alone(llm_settings, tmp_path):
     changes = {"precision": "bf16", "llm.max_new_tokens": 1}
     one = sharded_in_bf16(llm_settings | changes)
@@ -152,6 +155,7 @@ def saved_model(folder, settings):
     return folder
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_read_end_the_run_in_all_processes(llm_settings, tmp_path):
     sound, damaged = (saved_model(tmp_path / name, llm_settings) for name in ("sound", "damaged"))
     weights = damaged / "model.safetensors"

@@ -77,6 +77,7 @@ def test_every_method_runs_and_writes_a_whole_result(method, llm_settings, tmp_p
     assert json.loads((folder / "config.json").read_text()).items() >= result["config"].items()
 
 
+@pytest.mark.slow
 def test_the_time_to_save_is_no_training_time(llm_settings, monkeypatch):
     seconds = [0.0]
 
@@ -111,6 +112,7 @@ def test_the_time_to_check_the_weights_is_no_training_time(llm_settings, monkeyp
     assert result["train_seconds"] < 10 and result["total_seconds"] > 200
 
 
+@pytest.mark.slow
 def test_forgetting_shows_and_replay_reduces_it(llm_settings, tmp_path):
     learned = llm_settings | {
         "llm.epochs": [25, 25],
@@ -128,6 +130,7 @@ def test_forgetting_shows_and_replay_reduces_it(llm_settings, tmp_path):
     assert replay["forgetting"] < finetune["forgetting"] / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["replay", "wsc", "avg_online", "magmax"])
 def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_settings, tmp_path):
     """Within epochs, before and after the reset, before a test, and between the tasks; a checkpoint after each step.
@@ -157,6 +160,7 @@ def test_a_run_stopped_again_and_again_ends_like_one_never_stopped(method, llm_s
     assert losses[0] == losses[1] and list(map(len, losses[0])) == [6, 6], "of whole epochs, whatever was stopped"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_flipped_bit_is_named(llm_settings, tmp_path, capsys):
     config, corpus = configured(llm_settings, llm__method="wsc")
     with killed_at(2, LanguageRun):
@@ -183,6 +187,7 @@ def test_a_checkpoint_that_was_not_finished_is_none(llm_settings):
     assert "resuming at step 3" in (run_folder(config) / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_kill_9_costs_nothing_and_the_finished_is_skipped(llm_settings, tmp_path, capsys):
     longer = llm_settings | {
         "llm.epochs": [30, 3],
@@ -243,6 +248,7 @@ def test_two_processes_give_what_one_gives(shard, methods, llm_settings, tmp_pat
         assert two[other]["scores"] == result["scores"]
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm_settings, tmp_path, capsys):
     path, (config, corpus) = write(tmp_path, llm_settings), configured(llm_settings)
     train = tmp_path / "data" / "small" / "shapes" / "train.json"
@@ -258,6 +264,7 @@ def test_a_run_does_not_resume_with_other_items_and_its_result_is_not_theirs(llm
         assert main(["--config", path]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_with_other_weights_of_the_model(llm_settings, tmp_path, capsys):
     config, corpus = configured(llm_settings | {"save_weights": True, "prefix": "before"})
     LanguageRun(config, corpus).execute()
@@ -285,6 +292,7 @@ def test_the_saved_model_is_the_one_that_was_tested(llm_settings, tmp_path):
     assert texts == [json.loads(line)["prediction"] for line in kept]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_fails_its_run_alone(llm_settings, tmp_path, capsys):
     assert main(["--config", write(tmp_path, llm_settings | {"llm.lr": [0.005, 1e30], "llm.epochs": [3, 3]})]) == 1
     assert len(results(llm_settings)) == 1 and "the loss became nan" in capsys.readouterr().err

@@ -91,6 +91,7 @@ def test_without_clipping_gradients_keep_their_norm(llm_settings):
     assert torch.equal(unclipped, loose) and not torch.equal(unclipped, tight)
 
 
+@pytest.mark.slow
 def test_padding_is_below_a_tenth_or_what_is_asked(llm_settings):
     usual, none = (
         watched(llm_settings, llm__padding=share, llm__micro_tokens=100).trainer.counts for share in (0.1, 0)
@@ -169,6 +170,7 @@ def test_attention_that_is_not_installed_is_one_clear_line(name, llm_settings):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covers, retain", [("replay", 0.2), ("all", 0.5)])
 def test_wsc_is_the_papers_at_the_right_steps(covers, retain, llm_settings):
     """Against the same steps with each operation done by hand: the second task's replay epoch, or all of its epochs."""
@@ -264,6 +266,7 @@ def test_an_average_without_a_warmup_starts_with_the_covered_epochs(covers, llm_
     torch.testing.assert_close(run.last, (run.weights[first] + run.stepped[-1]) / 2)
 
 
+@pytest.mark.slow
 def test_wsc_in_the_first_task_is_an_option(llm_settings):
     wsc, replay = (watched(llm_settings | {"wsc.first_task": True}, llm__method=method) for method in ("wsc", "replay"))
     assert not torch.equal(wsc.tested[0], replay.tested[0])
@@ -301,6 +304,7 @@ def test_one_optimiser_serves_all_tasks(llm_settings):
     assert {float(state["step"]) for state in run.trainer.optimizer.state.values()} == {run.trainer.counts["steps"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, merged",
     [
@@ -343,6 +347,7 @@ def test_an_online_merge_is_where_the_next_task_starts(name, llm_settings):
     assert not torch.allclose(run.last, run.stepped[-1], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_one_prompt_at_a_time_without_a_cache(llm_settings):
     run = watched(llm_settings, llm__epochs=[8, 1], llm__max_new_tokens=6, llm__eval_batch=5)
     corpus, model = run.corpus, run.trainer.model.eval()
@@ -411,6 +416,7 @@ def test_gradient_checkpointing_changes_nothing(llm_settings):
     assert layers == [False, True] and torch.allclose(one.last, other.last, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_adapters_alone_are_trained_and_consolidated(llm_settings):
     pytest.importorskip("peft")
     run, plain = (watched(llm_settings, llm__method=name, llm__lora_rank=2) for name in ("wsc", "replay"))

@@ -210,6 +210,7 @@ def test_attention_is_counted_on_the_cpu_too():
     assert backward.total == 5 * 2 * 2 * 4 * 16 * 16 * 8
 
 
+@pytest.mark.slow
 def test_costs_per_image_are_those_that_torch_counts(costs):
     page = table("docs/methods.md", "method | operations per image")
     counted = {names: cells for names, cells in page.items() if names.split(", ")[0] in METHODS}

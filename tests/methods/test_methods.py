@@ -328,6 +328,7 @@ def test_memos_parts_have_the_published_sizes():
 # ---- FOSTER ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fosters_student_is_the_next_first_backbone_and_smaller_than_the_teacher(digits, tmp_path):
     learner, tasks = after("foster", 1, digits, tmp_path)
     old = snapshot(learner.network.blocks[0])
@@ -417,6 +418,7 @@ def new_over_old(head):
     return (norms[4:].mean() / norms[:4].mean()).item()
 
 
+@pytest.mark.slow
 def test_foster_az_keeps_new_classes_off_old_features(digits, tmp_path):
     weight = after("foster", 2, digits, tmp_path, oofc="az")[0].network.head.weight
     assert not weight[4:, :64].any() and weight[4:, 64:].all()

@@ -76,6 +76,7 @@ def test_every_learner_trains_every_family(learner, model, settings):
     assert len(result["curve"]) == 2 and np.isfinite(result["train_loss"][-1]).all()
 
 
+@pytest.mark.slow
 def test_redo_recycles_units_of_basic_blocks(settings):
     keys = {"model_name": "redo", "max_tasks": 2, "dormant_threshold": 0.9}
     result, without = (
@@ -96,6 +97,7 @@ def refusal(learner, model):
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])
 @pytest.mark.parametrize("model", SMALL)
 def test_what_cannot_be_used_is_refused_in_one_line(model, how, settings, tmp_path, capsys):
@@ -113,6 +115,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(model, how, settings, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_efficientnet_lite0_trains_and_its_weights_classify_as_the_run_did(settings):
     finished = run(settings, "efficientnet_lite0", max_tasks=1, save_weights=True)
     result = finished.execute()
@@ -187,6 +190,7 @@ def test_checkpointed_gradients_are_the_gradients(settings):
         torch.testing.assert_close(plain, checkpointed)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_end(settings, tmp_path):
     more = {"optimizer": "adamw", "max_tasks": 2}
     whole = run(settings | {"out": str(tmp_path / "whole")}, "resnet18", **more).execute()
@@ -235,6 +239,7 @@ def test_what_does_not_fit_is_one_line_before_anything_is_trained(more, line, se
         resolve(settings | {"convnet_type": "timm:resnet18"} | more)
 
 
+@pytest.mark.slow
 def test_several_processes_recompute_activations_of_networks_without_batch_norm_only(settings, tmp_path, capfd):
     def results(model, out, command):
         path = write(tmp_path, settings | keys(model, grad_checkpointing=True, out=str(tmp_path / out), max_tasks=1))
@@ -389,6 +394,7 @@ def test_other_weights_in_the_same_file_are_another_first_task(settings, weights
     assert after.first_task_file() not in keys_of_first
 
 
+@pytest.mark.slow
 def test_runs_of_other_weights_in_the_same_file_are_not_mixed(settings, weights, tmp_path, capsys):
     path, state = weights("resnet18")
     model = keys("resnet18", pretrained=path, model_name="ncm", max_tasks=1)

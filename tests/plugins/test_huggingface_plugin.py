@@ -68,6 +68,7 @@ def assert_same(left, right):
         torch.testing.assert_close(tensor, right[name], rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.slow
 def test_two_tasks_are_reset_at_the_right_step_and_the_saved_model_is_the_average(tmp_path):
     model, callback = (
         tiny_model(),
@@ -330,6 +331,7 @@ def test_evaluations_are_of_the_average_where_that_is_asked_for(tmp_path):
     assert_same(one, other)
 
 
+@pytest.mark.slow
 def test_each_of_several_eval_datasets_is_evaluated_by_the_average_and_checkpoints_hold_the_weights(tmp_path):
     one, several = evaluated(tmp_path / "one"), evaluated(tmp_path / "several", save_steps=5)
     several.eval_dataset = {"first": one.eval_dataset, "second": one.eval_dataset}
@@ -469,6 +471,7 @@ def test_of_a_peft_model_the_adapters_alone_are_consolidated_and_their_average_i
     torch.testing.assert_close(weights(loaded), weights(model))
 
 
+@pytest.mark.slow
 def test_a_resumed_peft_model_has_one_adapter(tmp_path):
     """The Trainer takes every folder with an adapter in a checkpoint for one of the model's."""
     peft = pytest.importorskip("peft")

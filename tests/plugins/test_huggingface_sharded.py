@@ -78,6 +78,7 @@ def assert_close(left, right):
         torch.testing.assert_close(torch.as_tensor(tensor), torch.as_tensor(right[name]), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [COPIES, PARTS], ids=["ddp", "fsdp2"])
 def test_training_evaluation_and_what_is_saved_are_those_of_one_process(options, tmp_path):
     whole = train(tmp_path / "whole", 4)

@@ -65,6 +65,7 @@ def trained_by_a_script_for_pycil(args):
     return curves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["icarl", "wsc"])
 def test_a_script_for_pycil_has_the_accuracies_of_our_own_run(name, tmp_path):
     curves = trained_by_a_script_for_pycil(ARGS | {"model_name": name})
@@ -74,6 +75,7 @@ def test_a_script_for_pycil_has_the_accuracies_of_our_own_run(name, tmp_path):
     assert curves["nme"] == [round(value, 2) for value in result["nme_curve"]]
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_trains_pycils_network_on_pycils_data():
     torch.manual_seed(0)
     data = manager()
@@ -225,6 +227,7 @@ def test_what_is_not_there_is_one_clear_error(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_the_package_imports_neither():
     """By name; ``test_imports_point_one_way`` has the statements. The plugin's function ``run`` imports PyCIL's own."""
     found = [

@@ -258,6 +258,7 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
     )
 
 
+@pytest.mark.slow
 def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
     levels = {"replay": 50, "icarl": 40, "bic": 40, "wa": 40, "der": 60, "foster": 60, "memo": 60}
     runs = []
@@ -282,6 +283,7 @@ def test_without_runs_every_claim_is_not_run_yet(tmp_path):
     assert text.count("not run yet (0 of ") == len(claims.CLAIMS)
 
 
+@pytest.mark.slow
 def test_the_pages_are_those_of_the_recorded_runs():
     for page, text in (
         (claims.PAGE, claims.page(recorded())),
@@ -326,6 +328,7 @@ def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
     assert claims.summary(found)[4] == f"{1.355 * half:.2f}"
 
 
+@pytest.mark.slow
 def test_the_detailed_page_has_the_accuracies_of_other_settings():
     """Finetune without memory alone, and ahead of all others there, as the page says."""
     runs = []
@@ -390,6 +393,7 @@ def test_a_claim_that_the_runs_cannot_decide_is_not_tested(monkeypatch, claim, v
     assert (found.verdict == "not tested here") == bool(why) and found.outcome != "not tested here"
 
 
+@pytest.mark.slow
 def test_the_page_says_why_claims_are_not_tested_and_which_verdicts_may_be_due_to_chance():
     runs = findings.table_of(recorded())
     found = [findings.finding(claim, runs) for claim in claims.CLAIMS]
@@ -497,6 +501,7 @@ def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
     assert shown["the paper"]["wsc"][4] == [pytest.approx(52.16 - 48.63, abs=0.005), 0]
 
 
+@pytest.mark.slow
 def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
     found = recorded()
     assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(found))), (
@@ -516,6 +521,7 @@ def test_numbers_with_an_interval_on_the_readme_are_those_of_the_pages():
     assert said <= known, said - known
 
 
+@pytest.mark.slow
 def test_the_night_files_are_complete():
     """``all.json`` has the runs of the others, with the paper's fractions of memory, and every claim has its runs."""
     second = {"equal_operations", "imagenet100", "averaging"}  # tables of their own

@@ -112,6 +112,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
 }
 
 
+@pytest.mark.slow
 def test_imports_point_one_way():
     wrong = []
     for name, path in modules():
@@ -224,6 +225,7 @@ print(sorted(kinds), [name for name in {heavy} if name in sys.modules])
 SLOW = ["torchvision", "torch._dynamo", "pandas", "scipy", "sklearn", "matplotlib", "transformers", "timm"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--status", "--dry-run"])
 def test_what_trains_nothing_does_not_wait_for_what_only_training_and_reports_need(option, tmp_path):
     images = np.zeros((4, 8, 8, 3), np.uint8)

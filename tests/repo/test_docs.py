@@ -79,7 +79,13 @@ def checks(page):
     return lambda function: CHECKS.setdefault(page, function)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+QUICK = {"README.md", "index.md", "extending.md", "wsc.md", "any_loop.md", "your_classifier.md", "pycil.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page.name in QUICK else pytest.mark.slow, id=page.name) for page in PAGES],
+)
 def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capfd, registries, undrawn, data_sets):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -558,6 +564,7 @@ def test_the_pages_metric_is_that_of_a_worked_example(extended):
     assert extended.names["backward_transfer"]([[90.0]]) == 0
 
 
+@pytest.mark.slow
 def test_the_pages_derpp_learns_three_tasks_with_stored_logits(extended):
     """The page's metric is in its result."""
     result = extended(model_name="my_derpp")
@@ -567,6 +574,7 @@ def test_the_pages_derpp_learns_three_tasks_with_stored_logits(extended):
     assert result["backward_transfer"] == pytest.approx((three[0] - one[0] + three[1] - two[1]) / 2)
 
 
+@pytest.mark.slow
 def test_the_pages_script_trains_its_method_in_several_workers(tmp_path):
     scripts = {Path(title).name: code for language, title, code in blocks("docs/extending.md") if title}
     for name in ("my_derpp.py", "my_main.py"):
@@ -584,6 +592,7 @@ def test_the_pages_script_trains_its_method_in_several_workers(tmp_path):
     assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
+@pytest.mark.slow
 def test_the_pages_agem_never_steps_against_the_exemplars(extended, monkeypatch):
     """Its gradient has no component against theirs, which is computed here without the page's hook."""
     from pycil_wsc import registry
@@ -606,6 +615,7 @@ def test_the_pages_agem_never_steps_against_the_exemplars(extended, monkeypatch)
     assert min(products) > -1e-3 and sum(abs(product) < 1e-3 for product in products) > 2, "some are projected"
 
 
+@pytest.mark.slow
 def test_the_pages_second_phase_trains_the_head_alone(extended, monkeypatch):
     learner, before = registry.learners["my_balanced"], []
 
@@ -646,6 +656,7 @@ def test_the_pages_network_has_a_cosine_head_a_teacher_and_a_slow_copy(extended,
     assert max(distances) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_pages_slow_copy_is_there_when_a_run_resumes(extended, tmp_path):
     undisturbed = extended(model_name="my_cosine", out=str(tmp_path / "undisturbed"))
     with killed_at(lambda calls: calls[-1][0] == {"task": 2, "phase": 0, "epoch": 1}):
@@ -653,6 +664,7 @@ def test_the_pages_slow_copy_is_there_when_a_run_resumes(extended, tmp_path):
     assert without_measurements(extended(model_name="my_cosine")) == without_measurements(undisturbed)
 
 
+@pytest.mark.slow
 def test_the_pages_port_of_icarl_is_icarl(extended):
     """Three small tasks end with the losses and accuracies of the built-in method."""
     built_in, ported = (extended(model_name=name, init_epoch=1, epochs=1) for name in ("icarl", "my_icarl"))
@@ -669,6 +681,7 @@ def test_the_pages_choice_takes_the_farthest_samples(extended):
     assert len(extended(model_name="replay", exemplars="farthest")["curve"]) == 3
 
 
+@pytest.mark.slow
 def test_the_pages_derpp_resumes_with_its_logits(extended, tmp_path):
     """Killed in the last task, it ends as if it had not been."""
     undisturbed = extended(model_name="my_derpp", out=str(tmp_path / "undisturbed"))
@@ -677,6 +690,7 @@ def test_the_pages_derpp_resumes_with_its_logits(extended, tmp_path):
     assert without_measurements(extended(model_name="my_derpp")) == without_measurements(undisturbed)
 
 
+@pytest.mark.slow
 def test_the_pages_backbone_serves_every_method(extended):
     for learner in ("replay", "memo"):
         assert len(extended(model_name=learner, convnet_type="plain")["curve"]) == 3
@@ -689,6 +703,7 @@ def test_the_pages_optimizer_trains(extended):
     assert result["config"]["lrate"] == 1e-3 and result["train_loss"][0][1] < result["train_loss"][0][0]
 
 
+@pytest.mark.slow
 def test_the_pages_data_set_is_learned(extended):
     result = extended(
         model_name="replay", dataset="stripes", init_cls=2, increment=2, batch_size=8, init_epoch=6, epochs=6
@@ -697,6 +712,7 @@ def test_the_pages_data_set_is_learned(extended):
     assert result["avg_acc"] > 60
 
 
+@pytest.mark.slow
 def test_the_pages_importance_ranks(extended):
     from pycil_wsc import registry
 
@@ -707,6 +723,7 @@ def test_the_pages_importance_ranks(extended):
     assert ours["importance_passes"] == 0 and ours["train_loss"][1][1:] != paper["train_loss"][1][1:]
 
 
+@pytest.mark.slow
 def test_the_pages_reset_halves_the_distance_from_the_mean_of_what_is_not_kept(extended):
     rule, weights = extended.names["TowardsMean"](), torch.tensor([0.0, 2.0, 4.0, 6.0])
     rule([weights], [None], [torch.tensor([True, False, False, True])])
@@ -715,6 +732,7 @@ def test_the_pages_reset_halves_the_distance_from_the_mean_of_what_is_not_kept(e
     assert ours["train_loss"][0] == paper["train_loss"][0] and ours["train_loss"][1] != paper["train_loss"][1]
 
 
+@pytest.mark.slow
 def test_the_pages_analysis_is_recorded(extended, tmp_path):
     extended(analyse=["norms"], save_weights=True)
     (path,), (saved,) = (list((tmp_path / "runs").rglob(name)) for name in ("analyses.jsonl", "weights.pt"))
@@ -909,6 +927,7 @@ def test_differences_between_machines_stand_beside_the_numbers():
         assert re.search(r"64\.73 %\s+on\s+another", page.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_figure_of_short_tasks_shows_the_records(scripts, tmp_path):
     figure = scripts("figure")
     assert shown_in(ROOT / "docs/images/short_tasks.svg") == json.loads(json.dumps(figure.gains()))
@@ -1054,6 +1073,7 @@ def test_the_notebook_installs_the_repository_that_it_was_opened_from_only_where
     assert [command[-1] for command in installed] == ["git+https://github.com/someone/continual.learning"]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its cells, in their order, in a folder of its own, with shorter training."""
     monkeypatch.chdir(tmp_path)
@@ -1069,6 +1089,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert names["resumed"]["curve"] == names["result"]["curve"]
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")

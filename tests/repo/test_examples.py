@@ -58,6 +58,7 @@ def results(tmp_path):
     return [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("result.json"))]
 
 
+@pytest.mark.slow
 def test_own_data_are_swept_over_methods_and_memory_sizes(tmp_path):
     (tmp_path / "runs/own_data").mkdir(parents=True)
     (tmp_path / "runs/own_data/report").touch()  # no report, which takes longer than the runs
@@ -67,6 +68,7 @@ def test_own_data_are_swept_over_methods_and_memory_sizes(tmp_path):
     assert not any(each["config"]["flip"] for each in results(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_trained_as_any_other(tmp_path):
     """With gamma 0 it is Replay."""
     (tmp_path / "runs/focal").mkdir(parents=True)
@@ -100,6 +102,7 @@ def photographs(folder, names):
             Image.fromarray(image).save(folder / name / f"{number}.jpg")
 
 
+@pytest.mark.slow
 def test_a_classifier_goes_on_from_month_to_month_and_refuses_a_bad_one(tmp_path):
     photographs(tmp_path / "january", ["goldfish", "trilobite"])
     photographs(tmp_path / "february", ["bullfrog"])
@@ -119,6 +122,7 @@ def test_a_classifier_goes_on_from_month_to_month_and_refuses_a_bad_one(tmp_path
     assert "march is rejected" in run(tmp_path, "monthly_classifier", "march", shorter=strict)
 
 
+@pytest.mark.slow
 def test_the_trainer_learns_two_tasks(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

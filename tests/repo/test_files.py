@@ -120,6 +120,7 @@ OTHERS = {  # files of the package itself or of the system, and what a person na
 }
 
 
+@pytest.mark.slow
 def test_all_files_are_read_through_the_one_check():
     """``opened`` and ``read_file`` of ``pycil_wsc.files``; what is opened to be written has a mode."""
     found = set()

@@ -201,6 +201,7 @@ def declared(wheel, extra=None):
     return {Requirement(str(each).split(";")[0]) for each in chosen}
 
 
+@pytest.mark.slow
 def test_the_requirements_files_are_what_the_wheel_declares(wheel):
     always = declared(wheel)
     assert always and always <= requirements("requirements.txt") <= always | declared(wheel, "dev")
@@ -407,6 +408,7 @@ registry.probe.add("one", 1)
     sys.modules.pop("slow_module", None)
 
 
+@pytest.mark.slow
 def test_what_registers_something_is_imported_before_the_first_run_of_several_workers(tmp_path):
     """Otherwise a run that begins after an edit would have a part of the new code."""
     code = """

@@ -577,6 +577,7 @@ def runs_of(file):
     return load(ROOT / file.strip("`"))
 
 
+@pytest.mark.slow
 def test_the_papers_tables_have_as_many_training_images_as_the_page_says():
     """At the number of images per class of CIFAR-100 and ImageNet-100. All seeds have as many."""
     from pycil_wsc.data.tasks.tasks import DataManager

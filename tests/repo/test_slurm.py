@@ -48,6 +48,7 @@ def sweep(settings, tmp_path):
         yield settings | {"seed": list(range(RUNS))}
 
 
+@pytest.mark.slow
 def test_two_tasks_of_an_array_job_share_the_runs_and_do_each_once(sweep, tmp_path):
     notes = tmp_path / "notes"
     together = multiprocessing.get_context("fork").Barrier(2)

@@ -112,6 +112,7 @@ def test_nothing_in_a_file_is_executed(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_a_checkpoint_in_the_earlier_format_and_its_weights_are_loaded(
     settings, tmp_path, undisturbed, undrawn
 ):

@@ -70,11 +70,13 @@ def house(monkeypatch):
     sys.modules.pop("house")
 
 
+@pytest.mark.slow
 def test_the_house_is_that_of_the_imports(house):
     assert house.page() == house.PAGE.read_text(encoding="utf-8"), "run docs/scripts/house.py"
     assert house.picture() == house.IMAGE.read_text(encoding="utf-8"), "run docs/scripts/house.py"
 
 
+@pytest.mark.slow
 def test_the_houses_arrows_lead_to_all_that_is_imported_and_to_nothing_else(house):
     """Those that are left out follow from the others. No room imports itself by a detour."""
     found = house.arrows()
@@ -89,6 +91,7 @@ def test_the_houses_arrows_lead_to_all_that_is_imported_and_to_nothing_else(hous
     assert not cycles()
 
 
+@pytest.mark.slow
 def test_every_room_has_a_box_and_no_two_places_are_one(house):
     svg = house.picture()
     assert sorted(re.findall(r"<text [^>]*>(\w+)</text>", svg)) == house.rooms()

@@ -38,6 +38,7 @@ def rendered(tmp_path_factory):
         return report.write_report(folder).parent
 
 
+@pytest.mark.slow
 def test_the_page_stands_alone(rendered):
     page = (rendered / "index.html").read_text()
     addresses = re.findall(r"""(?:src|srcset|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
@@ -60,6 +61,7 @@ def test_names_inside_the_page_do_not_clash_and_references_are_met(rendered):
     assert len(defined) == len(set(defined)) and used <= set(defined)
 
 
+@pytest.mark.slow
 def test_missing_runs_are_named(tmp_path, unrendered):
     results = synthetic.main_table(seeds=(1, 2, 3), memories=(20, 40), methods=("replay", "wa", "wsc"))
     gone = {("wa", 40, 1), ("wa", 40, 2), ("wa", 40, 3), ("wsc", 20, 3)}
@@ -293,6 +295,7 @@ def test_error_bars_over_the_retain_rate_show_the_chosen_spread(spread, half, na
     assert plot.notes == [f"Error bars: ± {name}."]
 
 
+@pytest.mark.slow
 def test_axes_are_labelled_and_measured_quantities_have_units(made):
     plain = {"task", "after task", "classes of task", "tasks learned", "exemplars per class"}
     for figure, labels in made[2].items():
@@ -332,6 +335,7 @@ def test_a_figure_is_saved_with_all_digits_of_its_factors_and_two_of_its_positio
         assert not re.search(r'translate\([^)]*\.\d{3}| [dxy]="[^"]*\.\d{3}', content)
 
 
+@pytest.mark.slow
 def test_of_many_settings_those_with_the_most_runs_have_figures(tmp_path, monkeypatch):
     results = [synthetic.result(name, 20, losses=1, lrate=rate) for name in ("replay", "wsc") for rate in (0.1, 0.2)]
     results += [synthetic.result("wa", 20, losses=1, lrate=0.2), synthetic.result("wa", 20, losses=1, init_cls=50)]
@@ -347,6 +351,7 @@ def test_of_many_settings_those_with_the_most_runs_have_figures(tmp_path, monkey
     assert len(calls) == 3 and "Not drawn" not in page
 
 
+@pytest.mark.slow
 def test_methods_without_memory_stand_beside_those_of_a_single_memory_size():
     """A row each, not lines through one point."""
     results = [synthetic.result("finetune", 0), synthetic.result("replay", 20), synthetic.result("wsc", 20)]
@@ -384,6 +389,7 @@ def over_sizes(group):
     yield from over_memory(series, SPECS["accuracies"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memories", [(20,), (20, 200)])
 def test_with_many_methods_and_long_names_every_text_lies_inside_the_canvas(memories):
     from pycil_wsc.report.figures.plots import figures
@@ -406,6 +412,7 @@ def check_canvas(plot):
     assert drawn.x1 <= width + 0.02 and drawn.y1 <= height + 0.02, plot.slug
 
 
+@pytest.mark.slow
 def test_names_with_markup_are_text(tmp_path, unrendered):
     synthetic.write(tmp_path, synthetic.result("<i>$x_{</i>", convnet_type="../../<b>"))
     page = report.write_report(tmp_path)
@@ -519,6 +526,7 @@ def test_files_that_cannot_be_used_are_named_skipped_and_left_as_they_are(tmp_pa
     assert {line["method"] for line in lines_of(tmp_path / "report", f"measures-{HERE}")} == {"replay", "wa"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["result", "config"])
 def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, monkeypatch):
     monkeypatch.setattr("pycil_wsc.report.page.to_files", lambda figure: {"svg": b'<svg width="1pt" viewBox="0"'})

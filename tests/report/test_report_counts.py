@@ -231,6 +231,7 @@ def test_no_odd_record_of_the_data_stops_the_report(tmp_path, undrawn):
 VARIED = {"batch_size": [64, 128], "epochs": [4, 70], "wsc.retain": [0.2, 0.5], "prefix": ["a", "b"], "T": [1.0, 2.0]}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
@@ -303,6 +304,7 @@ def test_names_of_files_have_whole_words_and_a_hash_for_what_is_missing():
 # ---- what may be compared --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_of_another_schedule_stand_in_a_comparison_of_their_own(tmp_path, undrawn):
     folders = [STUDIES / name for name in ("cifar100_short", "cifar100_short_all", "cifar100_short_study")]
     report.write_report(*folders, out=tmp_path)
@@ -541,6 +543,7 @@ def test_no_path_is_a_title(tmp_path, undrawn):
 HOSTILE = "npz:/a/\n\\input{/etc/passwd}\n<script>x</script>=1+1\x00\x1b[31m\ud800.npz"
 
 
+@pytest.mark.slow
 def test_foreign_names_reach_no_file_as_anything_but_text(tmp_path, monkeypatch):
     monkeypatch.setattr("pycil_wsc.report.figures.style.FORMATS", {"svg": {"Date": None}})  # the others are no text
     two = ("curves", "confusion-m20")  # which have the names of methods and of classes

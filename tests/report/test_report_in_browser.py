@@ -83,6 +83,7 @@ def framed(page):
     return f"<!doctype html><meta charset=utf-8>{frames}<pre></pre><script>onload = () => {{{MEASURE}}}</script>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [COMPUTER, TELEPHONE])
 def test_text_in_a_figure_has_the_size_of_its_font(width, screens):
     """The same text, set by Pillow in the same font, is as wide and as high."""

@@ -80,6 +80,7 @@ def test_runs_with_adapters_are_named_by_their_rank_and_not_by_the_rate_that_goe
     assert "llm.lora_rank=8" in labels and "llm.lr" not in labels
 
 
+@pytest.mark.slow
 def test_a_task_may_have_the_name_of_another_column_of_the_report(tmp_path):
     tasks = ["forgetting", "average", "average (task)", "minutes", "overall", "name", "memory", "time", "value"]
     report.write_report(tmp_path, out=tmp_path / "out", found=Found(language=[Record.of(made_up(tasks=tasks))]))
@@ -166,6 +167,7 @@ def test_other_models_and_tasks_have_no_numbers_of_the_paper_beside_them(changes
     assert not any(row["paper_mean"] for row in rows(path).values())
 
 
+@pytest.mark.slow
 def test_the_page_has_tables_figures_traps_and_trivial_answers(tmp_path, unrendered):
     write(tmp_path, *(made_up(method, ratio) for method in ("replay", "wsc") for ratio in (0.2, 0.8)))
     page = report.write_report(tmp_path).read_text()
@@ -236,6 +238,7 @@ def test_images_and_language_models_have_tables_of_their_own():
     assert "Scores" not in report.result_table([images]) and "accuracy" not in report.result_table([made_up()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["result", "config"])
 def test_no_odd_value_in_a_result_stops_the_report(part, tmp_path, undrawn):
     whole = made_up()

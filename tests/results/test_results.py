@@ -29,6 +29,7 @@ def test_a_run_writes_the_identity_that_readers_derive_for_earlier_results(keys,
     assert read_result(folder / "result.json")["matrix"] == result["matrix"]
 
 
+@pytest.mark.slow
 def test_a_language_model_writes_the_identity_that_readers_derive_for_earlier_results(llm_settings, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(llm_settings))

@@ -44,6 +44,7 @@ def taken(result):
     return result["train_seconds_spent"] < result["train_seconds"]
 
 
+@pytest.mark.slow
 def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(settings, tmp_path):
     settings |= {"init_epoch": 1, "epochs": 1, "max_tasks": 2, "batch_size": 12, "checkpoint_seconds": 3600}
     alone = settings | {"cache_first_task": False, "out": str(tmp_path / "alone")}
@@ -60,6 +61,7 @@ def test_it_is_trained_once_for_all_methods_and_memories_with_the_same_results(s
     assert len(entries(settings)) == 1 and not entries(alone)
 
 
+@pytest.mark.slow
 def test_bic_shares_replays_first_task_where_the_schedules_are_equal(settings, tmp_path):
     """In any order: the first task does not depend on who trained it."""
     settings |= {"init_epoch": 2, "epochs": 1, "init_milestones": [], "max_tasks": 2, "checkpoint_seconds": 3600}
@@ -75,6 +77,7 @@ def test_bic_shares_replays_first_task_where_the_schedules_are_equal(settings, t
             assert taken(result) == (name == names[1])
 
 
+@pytest.mark.slow
 def test_methods_with_a_first_task_of_their_own_share_it_over_memories(settings, tmp_path):
     settings |= {"init_epoch": 2, "epochs": 1, "compression_epochs": 1, "max_tasks": 2, "checkpoint_seconds": 3600}
     for name in ("bic", "foster", "rmm-foster"):
@@ -279,6 +282,7 @@ def test_one_that_cannot_be_kept_is_trained_by_each_run(obstacle, settings, monk
     assert "cannot be written" in caplog.text and "; other runs train the first task again" in caplog.text
 
 
+@pytest.mark.slow
 def test_two_processes_that_want_it_at_once_train_it_once(settings, tmp_path, unreported):
     settings |= {"model_name": ["replay", "wsc"], "init_epoch": 20, "max_tasks": 2}
     processes = [command(tmp_path, settings), command(tmp_path, settings)]

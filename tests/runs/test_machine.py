@@ -37,6 +37,7 @@ print(usual, kept, before - peak_memory(device))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings")
 def test_a_steps_memory_is_the_next_steps_and_not_the_next_runs():
     """Page faults are the operating system's count of memory that it had to hand out."""

@@ -77,6 +77,7 @@ def test_between_measured_tasks_the_time_is_on_a_straight_line(settings, tmp_pat
     assert seconds_of(tmp_path, settings) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["replay", "sam", "foster", "wsc"])
 def test_with_a_budget_in_operations_the_estimate_is_that_of_the_steps_it_allows(
     name, settings, tmp_path, clock, monkeypatch

@@ -18,6 +18,7 @@ def peaks(name, tasks=3):
     return peak_memory.measured(name, throughput.random_images(args.tasks, 2), torch.device("cpu"), args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, tasks", [("icarl", 2), ("bic", 2), ("der", 3), ("foster", 2)])
 def test_old_networks_leave_no_activations(name, tasks):
     """DER has one old network more in each task, the others have one in all."""
@@ -25,6 +26,7 @@ def test_old_networks_leave_no_activations(name, tasks):
     assert len(later) == tasks - 1 and max(later) < 1.05 * first
 
 
+@pytest.mark.slow
 def test_the_old_blocks_of_memo_do_because_its_trunk_learns_through_them():
     first, second, third = peaks("memo")
     assert 1.1 * first < second and third - second == pytest.approx(second - first, rel=0.1)

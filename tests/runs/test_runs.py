@@ -299,6 +299,7 @@ def test_a_stop_between_two_files_leaves_nothing_out(moment, settings, monkeypat
     assert [line["cnn_top1"] for line in lines] == result["curve"] and len(lines) == 3
 
 
+@pytest.mark.slow
 def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, capsys):
     settings |= {"seed": [1, 2], "epochs": 6, "init_epoch": 6, "batch_size": 16}
     undisturbed, runs = settings | {"out": str(tmp_path / "undisturbed")}, Path(settings["out"])
@@ -319,6 +320,7 @@ def test_kill_9_costs_nothing_and_the_finished_is_skipped(settings, tmp_path, ca
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_folder_do_every_run_once(settings, tmp_path):
     settings |= {"seed": [1, 2, 3]}
     processes = [command(tmp_path, settings), command(tmp_path, settings)]
@@ -400,6 +402,7 @@ def test_bf16_gives_way_to_fp32_where_gradients_would_be_undefined(name, size, p
     assert len(caplog.messages) == 2 * (precision == "fp32") and all("too small for" in m for m in caplog.messages)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_in_its_precision_where_another_one_would_be_selected(settings, monkeypatch, caplog):
     """``auto`` is bf16 on one machine and fp32 on another; a run that is moved does not mix them."""
     settings |= {"convnet_type": "resnet8", "model_name": "replay"}
@@ -518,6 +521,7 @@ def test_an_output_folder_that_cannot_be_is_named(settings, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(settings, tmp_path):
     """A limit on the size of files stands in for the disk: writing a checkpoint fails half-way, as on a full disk."""
     path = write(tmp_path, settings | {"model_name": "replay", "convnet_type": "resnet8"})
@@ -552,6 +556,7 @@ def test_the_log_tells_where_a_run_resumes(stop, line, settings):
     assert (run_folder(config) / "log.txt").read_text().count(f"task 1/3 {line}\n") == 1
 
 
+@pytest.mark.slow
 def test_a_result_with_keys_of_another_version_is_named_and_costs_the_other_runs_nothing(settings, tmp_path, capsys):
     path = write(tmp_path, settings | {"model_name": "replay", "seed": [1, 2], "epochs": 1, "init_epoch": 1})
     assert main(["--config", path]) == 0
@@ -665,6 +670,7 @@ def test_the_commit_in_a_result_is_that_of_the_code_unless_it_is_given(settings,
     assert environment.commit() is None, "installed in another project's checkout"
 
 
+@pytest.mark.slow
 def test_dropout_repeats_itself_and_a_stopped_run_resumes_with_it(settings, tmp_path, monkeypatch):
     """Whatever random numbers were drawn before."""
 
@@ -750,6 +756,7 @@ SPLITS += [pytest.param(*split, marks=pytest.mark.slow) for split in [("der", 10
 HUNDRED = {"memory_per_class": 2, "compression_epochs": 1, "wsc.warmup": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("name, init_cls, increment", SPLITS)
 def test_the_usual_splits_of_a_hundred_classes_are_learned_and_reported(name, init_cls, increment, settings, tmp_path):
@@ -783,6 +790,7 @@ def test_every_learner_learns_tasks_of_unequal_size_at_the_planned_cost(name, me
     assert (result["nme_curve"] is not None) == (has_means and config.nme)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @hypothesis.given(strategies.data())
 def test_any_split_is_learned_and_reported(tmp_path_factory, drawn):

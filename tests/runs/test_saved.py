@@ -185,6 +185,7 @@ def test_the_logits_are_the_trained_learners_in_its_precision_by_the_data_sets_l
     )
 
 
+@pytest.mark.slow
 def test_the_test_transform_of_image_files_is_the_runs(run, arrays, tmp_path):
     for part, folder in (("train", "train"), ("test", "val")):
         for number, (image, label) in enumerate(zip(arrays[f"{part}_x"], arrays[f"{part}_y"])):
@@ -253,6 +254,7 @@ def test_weights_that_cannot_be_loaded_are_one_line(kept, bare, tmp_path):
     assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept)
 
 
+@pytest.mark.slow
 def test_the_pages_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
     (source,) = (
         block
@@ -276,6 +278,7 @@ WRONG = [None, -1, 10**9, 0.5, "x", [None] * 3, float("nan")]
 INNER = [["info"], ["config"], ["learner"], ["learner", "_extra_state"], ["learner", "_extra_state", "memory"]]
 
 
+@pytest.mark.slow
 def test_mangled_weights_are_one_line_or_do_no_harm(kept, arrays):
     """Each part of the file in turn is left out or replaced, with correct checksums."""
     path, images, refused = kept / "weights.pt", arrays["test_x"][:9], 0

@@ -164,6 +164,7 @@ def both(common, tmp_path_factory):
     return once(common / "torchrun.pickle", make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_give_what_one_gives(name, both):
     one, first, second = (outcome[name] for outcome in both)
@@ -259,6 +260,7 @@ def scores_of_data(data, out):
     return found
 
 
+@pytest.mark.slow
 def test_scores_that_pass_over_the_data_are_those_of_one_process(tmp_path):
     data = small_data(tmp_path / "data.npz", per_class=11)
     one = scores_of_data(data, tmp_path)
@@ -292,6 +294,7 @@ def killed(settings_file):
         return commanded("--config", settings_file)
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_was_killed_resumes_with_equal_numbers(tmp_path):
     data = small_data(tmp_path / "data.npz")
     undisturbed, stopped = (asked(tmp_path / name, data) for name in ("undisturbed", "stopped"))

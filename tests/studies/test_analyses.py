@@ -106,6 +106,7 @@ def test_without_anything_to_train_there_is_no_gradient(settings):
     assert [line["gradients"] for line in recorded(run)] == [nothing, nothing]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [None, 0.25])
 def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
     run, records, seen = observed("wsc", precision="fp32", replay_ratio=ratio)
@@ -164,6 +165,7 @@ def test_parts_that_each_task_makes_anew_do_not_drift(name, settings):
     assert max((first[name][part] - second[name][part]).norm() for name, part in parts.items()) > 0.01, "some are new"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["replay", "wsc"])
 def test_the_training_accuracy_is_that_of_the_trained_weights_on_the_plain_images(name, settings):
     config = resolve(
@@ -183,6 +185,7 @@ def test_the_training_accuracy_is_that_of_the_trained_weights_on_the_plain_image
     assert len(lines) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wsc", "joint"])
 def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settings):
     run = run_of(settings, model_name=name, save_weights="every")
@@ -212,6 +215,7 @@ def test_drift_between_tasks_is_the_difference_of_the_saved_weights(name, settin
         assert record["norm"] == pytest.approx(sum(squares.values()) ** 0.5)
 
 
+@pytest.mark.slow
 def test_drift_within_a_task_is_the_way_from_epoch_to_epoch(observed):
     _, records, seen = observed("wsc")
     for record, path in zip(records, seen.weights, strict=True):
@@ -283,6 +287,7 @@ def test_the_units_of_a_transformer_are_its_features_over_all_places():
     assert found.tolist() == [3, 6, 0]
 
 
+@pytest.mark.slow
 def test_the_share_of_dormant_units_is_over_all_layers(observed, monkeypatch):
     monkeypatch.setattr(Dormant, "threshold", 0.8)  # so that there are some
     run, records, seen = observed("replay", precision="fp32", convnet_type="resnet8")
@@ -349,6 +354,7 @@ def test_results_are_equal_to_the_bit_with_and_without(name, settings, tmp_path,
     assert all(set(line) == {"task", "share_new", "meddler", *ALL} for line in lines)
 
 
+@pytest.mark.slow
 def test_a_poisoned_test_set_changes_no_record(settings, tmp_path):
     clean = run_of(settings, model_name="replay")
     clean.execute()
@@ -361,6 +367,7 @@ def test_a_poisoned_test_set_changes_no_record(settings, tmp_path):
     assert recorded(clean) == recorded(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, saves", [("wsc", [2, 4, 6, 9]), ("foster", [10])])
 def test_a_stopped_run_goes_on_with_the_same_records(name, saves, settings, tmp_path):
     """Stopped within the first task, at its end, within the others and between them,
@@ -388,6 +395,7 @@ def test_an_analysis_that_is_asked_for_on_going_on_starts_with_the_next_task(set
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("analyse", [["gradients", "flatness", "dormant"], ["drift"]])
 def test_a_first_task_that_another_run_trained_gives_the_same_records(analyse, settings, tmp_path):
     settings |= {"model_name": "wsc"}
@@ -405,6 +413,7 @@ def test_a_first_task_that_another_run_trained_gives_the_same_records(analyse, s
 # ---- the command and the report --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report_draws_what_was_recorded_and_a_broken_record_is_named(settings, tmp_path, capsys, unrendered):
     assert main(["--config", write(tmp_path, settings | {"analyse": ALL})]) == 0
     page = (tmp_path / "runs" / "run" / "report" / "index.html").read_text()
@@ -423,6 +432,7 @@ def test_the_report_draws_what_was_recorded_and_a_broken_record_is_named(setting
         assert path == run / "analyses.jsonl" and said in flaw
 
 
+@pytest.mark.slow
 def test_seeds_whose_classes_differ_in_size_are_averaged_task_by_task(settings):
     """The fractions of new data are not the same then."""
     settings |= {"model_name": "replay", "analyse": ["gradients"], "init_epoch": 1, "epochs": 1, "dataset": "digits"}
@@ -443,6 +453,7 @@ def drawn(records):
     return {plot.slug: plot.figure.axes for group in group_runs(records)[0] for plot in figures(group)}
 
 
+@pytest.mark.slow
 def test_tasks_with_the_same_share_of_new_data_are_one_point_their_mean(settings):
     run = run_of(settings, model_name="replay", replay_ratio=0.5)
     run.execute()
@@ -452,6 +463,7 @@ def test_tasks_with_the_same_share_of_new_data_are_one_point_their_mean(settings
     assert list(similarity.get_ydata()) == pytest.approx([np.mean(past)])
 
 
+@pytest.mark.slow
 def test_figures_show_the_recorded_numbers(settings):
     run = run_of(settings, model_name="replay")
     run.execute()
@@ -487,6 +499,7 @@ def test_figures_show_the_recorded_numbers(settings):
     )
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_the_record_is_named_and_not_done_again(settings, tmp_path, capsys, undrawn):
     settings |= {"model_name": "replay", "analyse": ["gradients"]}
     path = write(tmp_path, settings)
@@ -514,6 +527,7 @@ def test_analyses_that_lack_a_task_are_named(tmp_path):
     assert unrecorded(["gradients", "drift", "flatness"], tmp_path) == ["drift", "flatness"]
 
 
+@pytest.mark.slow
 def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a_fresh_start(
     settings, tmp_path, undrawn
 ):

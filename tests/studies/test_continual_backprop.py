@@ -108,6 +108,7 @@ def train(net, optimizer, steps, data=data):
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_a_model_that_was_compiled_and_trained_before_has_its_activations_seen():
     utilities = []
     for compiled in False, True:

@@ -200,6 +200,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", VARIANTS, ids=lambda keys: " ".join(map(str, keys.values())))
 def test_every_variant_changes_the_result_and_survives_kills(keys, settings, tmp_path, undisturbed):
     """Stopped in the second task, whose warm-up has two epochs, after one and after two: before the reset and after it.
@@ -216,6 +217,7 @@ def test_every_variant_changes_the_result_and_survives_kills(keys, settings, tmp
     assert without_measurements(run_of(settings, **keys).execute()) == without_measurements(whole)
 
 
+@pytest.mark.slow
 def test_passes_over_the_data_are_counted(undisturbed):
     fisher, hessian = (undisturbed(**{"wsc.importance": name})[1] for name in ("fisher", "hessian"))
     assert fisher["importance_passes"] == hessian["importance_passes"] == 2, "one in each task but the first"
@@ -245,6 +247,7 @@ def test_memory_of_scores_is_that_of_the_tensors_they_are_made_of(undisturbed):
     assert results["fisher"]["importance_bytes"] == weights, "the scores themselves"
 
 
+@pytest.mark.slow
 def test_an_importance_of_the_users_own_is_one_function(settings, undisturbed, monkeypatch):
     monkeypatch.setattr(registry, "importances", copy.copy(registry.importances))
     seen = []

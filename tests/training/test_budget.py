@@ -37,6 +37,7 @@ def replay(undisturbed):
     return undisturbed(model_name="replay", init_epoch=4, epochs=15, precision="fp32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "icarl", "der", "gdumb", "gem", "cls_er", "derpp"])
 def test_each_task_spends_replays_operations(name, settings, replay):
     """To half of one of its steps, and to 1 % where a task has 50 steps or more."""
@@ -71,6 +72,7 @@ def test_smaller_batches_do_not_make_equal_operations_fewer_passes(name):
     assert (own.init_epoch, own.epochs) == (replay.init_epoch, replay.epochs)
 
 
+@pytest.mark.slow
 def test_phases_over_images_chosen_by_features_fit_a_budget(settings, replay):
     """PODNet counts the images of its balanced phase in advance, when there are no features to choose them by."""
     finished = run(settings, model_name="podnet", precision="fp32", batch_size=4, **OPERATIONS)
@@ -78,6 +80,7 @@ def test_phases_over_images_chosen_by_features_fit_a_budget(settings, replay):
     assert operations(finished.folder) == pytest.approx(operations(replay[0]), rel=0.05)
 
 
+@pytest.mark.slow
 def test_mixed_images_fit_a_budget(settings, undisturbed):
     """IL2A's batches come from a source of its own; it has no memory."""
     keys = {"init_epoch": 4, "epochs": 15, "precision": "fp32"}
@@ -101,6 +104,7 @@ def test_a_method_with_two_passes_has_half_the_steps_and_its_milestones_come_twi
     assert rates[1] == pytest.approx([0.1] * 3 + [0.01] * 2 + [0.001] * 3), "7.5 epochs of 15, milestones at 2.5 and 5"
 
 
+@pytest.mark.slow
 def test_replay_itself_is_not_changed_by_its_own_operations(settings, replay):
     usual_folder, usual = replay
     finished = run(settings, model_name="replay", precision="fp32", **OPERATIONS)
@@ -110,6 +114,7 @@ def test_replay_itself_is_not_changed_by_its_own_operations(settings, replay):
     assert other["images_trained"] == usual["images_trained"]
 
 
+@pytest.mark.slow
 def test_phases_over_stored_features_keep_their_epochs(settings):
     usual, finished = (
         run(settings, model_name="fetril", out=f"{settings['out']}{n}", **k)
@@ -131,6 +136,7 @@ class Polished(registry.learners["fetril"]):
             yield self.main_phase(task)
 
 
+@pytest.mark.slow
 def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(settings, monkeypatch):
     monkeypatch.setitem(registry.learners, "fetril", Polished)
     keys = {"epochs": 3, "init_epoch": 8, "max_tasks": 2, "precision": "fp32", "batch_size": 4}
@@ -143,6 +149,7 @@ def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(sett
     assert operations(finished.folder)[1] == pytest.approx(operations(theirs.folder)[1], rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "foster", "wsc", "derpp"])
 def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, settings, tmp_path):
     keys = {"model_name": name, **OPERATIONS, "epochs": 6, "max_tasks": 2}
@@ -153,6 +160,7 @@ def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, settings, tmp_p
     assert without_measurements(run(settings, **keys).execute()) == without_measurements(whole)
 
 
+@pytest.mark.slow
 def test_the_rate_of_bics_second_phase_drops_at_the_shares_of_its_own_milestones(settings, monkeypatch):
     """Those of the first phase are stretched by a budget of their own."""
     rates, ended = [], Run.epoch_ended

@@ -172,6 +172,7 @@ def test_every_learner_compiles_in_one_graph_per_phase(keys, settings, graphs):
         assert [phase for phase, _ in graphs] == list(range(tasks + 1, 2 * tasks))
 
 
+@pytest.mark.slow
 @compiler
 def test_a_compiled_run_that_was_killed_ends_like_one_that_was_not(settings):
     """To the bit, as the first step of each epoch is computed operator by operator: the step to resume with.

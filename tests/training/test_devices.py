@@ -102,6 +102,7 @@ def test_a_worker_selects_a_gpu_only_if_its_run_computes_on_one_and_names_none(w
     assert found == selected
 
 
+@pytest.mark.slow
 def test_everything_on_the_simulated_accelerator():
     """The tests of ``test_accelerators.py``, in a process without others: see ``shared_fixtures.py``."""
     if reason := simulated_device.reason_to_skip():

@@ -96,6 +96,7 @@ def test_learners_learn_with_adamw(name, settings):
     assert all(other[start + 3] < other[start] for start in starts), other
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_adamws_moments(settings, tmp_path):
     keys = {"optimizer": "adamw", "schedule_unit": "iteration", "scheduler": "cosine"}
     whole = run_of(settings, out=str(tmp_path / "whole"), **keys).execute()

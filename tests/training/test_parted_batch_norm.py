@@ -79,6 +79,7 @@ def test_channels_last_activations_stay_so():
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 def test_batch_norm_parts_divides_the_training_of_a_run_and_nothing_else(settings):
     """The losses and accuracies are those of a run in whose every pass batches are divided."""
 

@@ -54,6 +54,7 @@ def test_wise_fts_weights_are_the_mean_of_those_before_and_after_the_task(traine
         assert torch.equal(mean.head.weight[rows:], now.head.weight[rows:]), "new rows stay as they were trained"
 
 
+@pytest.mark.slow
 def test_cofima_weighs_the_weights_before_and_after_by_the_fisher_information_of_their_tasks(trained):
     learner, networks, merged = trained("cofima", new_weight=0.4, fishermax=1e-3)
     fishers = []

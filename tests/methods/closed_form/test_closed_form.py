@@ -291,6 +291,7 @@ def taught(name, photographs, order, shelf=None):
     return learner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERLESS)
 def test_the_order_of_the_tasks_does_not_matter_nor_saving_between(name, photographs, tmp_path):
     files = [file for month in photographs.values() for file in month[0]]

@@ -34,6 +34,7 @@ ONE_PHASE = sorted(
 )
 
 
+@pytest.mark.slow
 def test_replay_with_it_is_wsc_to_the_bit(settings):
     ours, theirs = (
         run_of(settings, model_name="replay", consolidate=True).execute(),
@@ -160,6 +161,7 @@ def test_a_task_is_the_plain_loop_with_torchs_sgd_and_the_object_that_the_option
         assert torch.equal(mine, theirs[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["der", "icarl", "wa"])
 def test_a_killed_run_goes_on_to_the_same_end(name, settings, tmp_path):
     keys = {"model_name": name, "consolidate": True, "init_epoch": 1}

@@ -143,6 +143,7 @@ def test_the_reset_comes_at_the_plateau_of_the_training_loss(rate, settings):
         assert all(result["warmup_epochs"]), "without learning the loss goes up and down by augmentation alone"
 
 
+@pytest.mark.slow
 def test_a_task_without_a_plateau_ends_as_replay(settings):
     ours = run(settings, **{"wsc.trigger": "training_loss", "wsc.patience": 6}).execute()
     replay = run(settings, model_name="replay").execute()
@@ -150,6 +151,7 @@ def test_a_task_without_a_plateau_ends_as_replay(settings):
     assert ours["train_loss"] == replay["train_loss"] and ours["matrix"] == replay["matrix"]
 
 
+@pytest.mark.slow
 def test_a_plateau_is_the_fixed_warmup_of_as_many_epochs(settings, monkeypatch):
     """Reset, average and learning rate after it:
     all as if the warm-up had been set to the epochs that the plateau took.
@@ -306,6 +308,7 @@ def test_held_out_exemplars_leave_the_learners_own_samples_and_the_budget(keys, 
         assert result["train_flops"] == pytest.approx(whole["train_flops"], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trigger", ["training_loss", "held_out"])
 def test_a_stopped_run_goes_on_to_the_same_numbers(trigger, settings, tmp_path):
     keys = {"wsc.trigger": trigger, "wsc.patience": 1, "lrate": 1.0, "wsc.average_lr": 0.5}

@@ -25,6 +25,7 @@ def powers(monkeypatch):
     registry.learner_defaults.data.pop("wsc_powers", None)
 
 
+@pytest.mark.slow
 def test_the_default_power_is_the_run_itself_and_the_others_do_not_change_it(powers, digits, tmp_path):
     results = {}
     for name in ("wsc", "wsc_powers"):

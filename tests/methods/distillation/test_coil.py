@@ -96,6 +96,7 @@ def test_rows_of_new_classes_are_those_of_old_ones_moved_and_scaled(class_means,
     assert learner.terms.tolist() == pytest.approx([1e-3, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marginals, sums", [("pycil", (4, 4)), ("uniform", (3, 4))])
 def test_rows_of_old_classes_are_renewed_when_they_are_due(marginals, sums, tmp_path, monkeypatch):
     """From the second epoch on: in its first step and every second one, after the forward pass of the step's batch."""
@@ -148,6 +149,7 @@ def test_a_regularisation_that_is_too_small_is_refused_in_one_line(tmp_path):
         run.learner.learn(run.manager.tasks[1], SILENT)
 
 
+@pytest.mark.slow
 def test_a_resumed_task_has_no_need_of_the_transport_at_its_beginning(settings, monkeypatch):
     """Its weights are others by now, and the plan between them may underflow."""
     keys = {"model_name": "coil", "class_means": "exemplars", "max_tasks": 2}

@@ -101,6 +101,7 @@ def phases(tmp_path_factory):
     return run, seen
 
 
+@pytest.mark.slow
 def test_the_second_phase_trains_the_newest_prototypes_on_the_exemplars_of_the_task_that_ends(phases):
     run, (_, first, _, second) = phases
     learner = run.learner
@@ -132,6 +133,7 @@ def test_exemplars_are_herded_by_features_that_are_not_normalised(phases):
         assert nearest_to_mean(features / np.abs(features).sum(), 9).tolist() == expected
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_the_second_phase_ends_like_one_never_stopped(settings, undrawn):
     settings |= KEYS | {"model_name": "lucir", "ft_epochs": 3, "checkpoint_seconds": 0, "max_tasks": 2}
     data = load_dataset(settings["dataset"], ".")

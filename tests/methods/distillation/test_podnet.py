@@ -106,6 +106,7 @@ def phases(tmp_path_factory):
     return run, seen
 
 
+@pytest.mark.slow
 def test_the_second_phase_has_the_exemplars_and_as_many_new_images_which_the_first_phase_chooses(phases):
     run, (_, (_, _, _, held), (indices, _, weights, still_held)) = phases
     learner, (_, task, *_) = run.learner, run.manager.tasks
@@ -131,6 +132,7 @@ def test_each_phase_anneals_its_own_rate_and_neither_moves_old_proxies(phases):
     assert {"head.scale", "head.weight"} <= set(moved(run.learner.network, between))
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_the_second_phase_ends_like_one_never_stopped(settings, undrawn):
     settings |= KEYS | {"model_name": "podnet", "ft_epochs": 3, "checkpoint_seconds": 0, "max_tasks": 2}
     data = load_dataset(settings["dataset"], ".")

@@ -127,6 +127,7 @@ def test_in_a_stream_they_count_the_exemplars_that_there_are(digits, tmp_path):
     assert learner.class_counts(tasks[1])[:4].tolist() == 4 * [len(learner.memory) // 4]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_bit_and_trains_on_as_many_images_as_the_memory_says(settings, tmp_path):
     """Classes of unequal size: how many exemplars there are depends on which of them get more."""
     keys = {"model_name": "rmm-icarl", "dataset": "digits", "init_cls": 4, "increment": 3, "memory_size": 900}

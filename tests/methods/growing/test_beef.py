@@ -77,6 +77,7 @@ def phases_of(learner, task):
     return found
 
 
+@pytest.mark.slow
 def test_fusion_trains_two_numbers_for_each_earlier_task_on_a_balanced_set(digits, tmp_path):
     keys = {"model_name": "beef", "out": str(tmp_path), "fusion_epochs": 3, "fusion_lr": 0.04}
     run = Run(resolve(SMALL | keys), digits)
@@ -97,6 +98,7 @@ def test_fusion_trains_two_numbers_for_each_earlier_task_on_a_balanced_set(digit
     assert [rate for name, _, rate in states if name == "fusion"] == pytest.approx(twin.cosine(0.04, 3))
 
 
+@pytest.mark.slow
 def test_without_exemplars_there_is_no_fusion(digits, tmp_path):
     run = Run(resolve(SMALL | {"model_name": "beef", "out": str(tmp_path), "memory_per_class": 0}), digits)
     run.learner.learn(run.manager.tasks[0], SILENT)

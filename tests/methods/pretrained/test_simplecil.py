@@ -52,6 +52,7 @@ def prototype(run, tuned, label):
     return total / len(images)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_each_class_is_its_mean_feature_and_the_scores_are_cosines(learned):
     run, _, tuned = learned

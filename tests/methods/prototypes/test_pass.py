@@ -52,6 +52,7 @@ def features_of(network, images, training):
     return numbers(copy.deepcopy(network).train(training).extract(images))
 
 
+@pytest.mark.slow
 def test_a_steps_loss_is_pycils(learned):
     run, teacher, kept, steps = learned
     name, options = run.config.model_name, run.config.options

@@ -65,6 +65,7 @@ def test_gdumb_with_consolidation_has_the_statistics_of_its_memory(digits, tmp_p
     assert used and all(indices == memory for indices, memory in used)
 
 
+@pytest.mark.slow
 def test_gdumbs_labels_are_mixed_as_its_images_are(digits, tmp_path):
     """Images of one colour each: their pixels tell what was pasted."""
     learner, _ = grown("gdumb", 2, digits, tmp_path)

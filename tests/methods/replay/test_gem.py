@@ -94,6 +94,7 @@ def gradient(network, images, targets, first, end):
     return np.concatenate([parameter.grad.flatten().numpy() for parameter in network.parameters()])
 
 
+@pytest.mark.slow
 def test_a_step_is_the_projected_one_and_batch_norm_sees_the_exemplars_first(stepped):
     run, seen = stepped
     network = run.learner.network.train()

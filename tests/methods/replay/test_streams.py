@@ -162,6 +162,7 @@ def test_the_memory_may_be_replayed_several_times_a_step(settings):
     assert result["images_trained"] == 3 * (72 + 4 * 5 + 2 * 5 * 5)
 
 
+@pytest.mark.slow
 def test_tests_within_a_task_change_nothing_and_their_mean_is_the_area_under_the_curve(settings):
     run, plain = executed(settings, prefix="plain")
     other, result = executed(settings, evaluate_every=5)  # each task has five steps
@@ -174,6 +175,7 @@ def test_tests_within_a_task_change_nothing_and_their_mean_is_the_area_under_the
     assert [steps for steps, _ in finer] == [2, 4, 6, 8, 10, 12, 14]
 
 
+@pytest.mark.slow
 def test_a_stream_that_was_killed_ends_like_an_undisturbed_one(settings):
     keys = {"model_name": "derpp", "evaluate_every": 2, "online": False, "init_epoch": 2, "epochs": 2}
     _, expected = executed(settings, **keys, prefix="whole")
