@@ -80,7 +80,8 @@ def remarks(config: Config, manager: "TaskSequence") -> list[str]:
     if not method.uses_memory or config.memory_bytes is not None:
         return lines
     unused, used = config.memory_keys
-    if getattr(config, unused) != KEYS[unused].default and unused not in method.also_reads():
+    usual = registry.learner_defaults[config.model_name].get(unused, KEYS[unused].default)
+    if getattr(config, unused) != usual and unused not in method.also_reads():
         because, value = shown(config.fixed_memory), getattr(config, used)
         lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} ({value}) is used instead")
     images = len(manager.train_targets)

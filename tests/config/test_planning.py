@@ -9,9 +9,10 @@ from torch import nn
 
 from main import main
 from pycil_wsc import registry
+from pycil_wsc.config.checks import remarks
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
-from pycil_wsc.data.tasks.tasks import TaskSequence
+from pycil_wsc.data.tasks.tasks import TaskSequence, tasks_of
 from pycil_wsc.output import watched
 from pycil_wsc.runs.planning import check_backbone, too_slow
 from pycil_wsc.runs.run import Run
@@ -189,3 +190,9 @@ def test_planning_that_takes_long_says_how_far_it_is(monkeypatch, capsys):
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == "planning: 4 of 50 runs, about 0:00:46 left"
     assert len(_) < 5 and second.startswith("planning: ")
+
+
+@pytest.mark.parametrize("name", sorted(registry.learners))
+def test_nothing_surprises_in_a_run_with_a_methods_own_defaults(name, digits):
+    config = resolve({"model_name": name, "dataset": "digits", "init_cls": 4, "increment": 3})
+    assert remarks(config, tasks_of(digits, config)) == []
