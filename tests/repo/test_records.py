@@ -928,11 +928,16 @@ def test_the_gate_of_the_protocol_is_that_of_its_records():
     """The clean training accuracy of every task, and the average accuracy on held-out images."""
     folder = ROOT / "results/studies/fit_trials"
     _, rows = rows_after(folder / "README.md", "seed 2101")
-    runs = {run["method"]: run for run in read(folder / "table.csv")}
-    for row, method in zip(rows, ("replay", "joint"), strict=True):
-        fitted = [runs[method][f"fitted_{task}"] for task in range(1, 6)]
-        assert row[2:] == [f"{min(fitted):.2f}", f"{fitted[-1]:.2f}", f"{runs[method]['average']:.2f}"]
+    runs = {(run["method"], run["lrate"]): run for run in read(folder / "table.csv")}
+    for (name, rate, *values), method in zip(rows, 2 * ("replay", "joint"), strict=True):
+        run = runs.pop((method, float(rate)))
+        fitted = [run[f"fitted_{task}"] for task in range(1, 6)]
+        assert values == [f"{min(fitted):.2f}", f"{fitted[-1]:.2f}", f"{run['average']:.2f}"], name
         assert min(fitted) >= 95
+    assert not runs
+    averages = {(row[0], row[1]): float(row[4]) for row in rows}
+    for name in ("Replay", "fresh weights"):
+        assert averages[name, "0.025"] > averages[name, "0.05"]
     assert json.loads((ROOT / "exps/studies/fit_trials.json").read_text())["seed"] == 2101
 
 
