@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   python main.py --config exps/wsc.json --workers 2 --ray         two on each GPU of a Ray cluster
   python main.py --config exps/wsc.json --gpus-per-run 8          each run on eight GPUs of this machine
   torchrun --nproc-per-node 8 main.py --config one_run.json       one run, also on several machines
-The same command started again resumes what was stopped and skips what is finished.
+To resume a stopped command, start it again: finished runs are skipped.
 """
 
 
@@ -35,30 +35,30 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to run").add_argument
-    text = "JSON file of the experiment; a list where one value is expected is an axis of the sweep"
+    text = "JSON file of the experiment; a list in place of a single value sweeps over its values"
     what("--config", required=True, metavar="FILE", help=text)
-    text = "override a key of the file (JSON value; repeatable; nested keys with a dot)"
+    text = "override a key of the file (repeatable); the value is JSON, a nested key has a dot"
     what("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
     what("--data-root", metavar="DIR", help="folder of the data sets (default: data)")
     what("--out", metavar="DIR", help="folder of the results (default: runs)")
-    text = "repeat finished runs, after a change of code or defaults; previous results become result.old.json, ..."
-    what("--redo", action="store_true", help=f"{text}, other files of the run are removed")
+    text = "repeat finished runs, for example after a change of code; old results are kept as result.old.json"
+    what("--redo", action="store_true", help=f"{text}, other files of the runs are removed")
     text = "write scalars for TensorBoard beside each run's results (needs tensorboard)"
     what("--tensorboard", action="store_true", help=text)
     text = "write the same scalars for Weights & Biases, offline: wandb sync uploads them (needs wandb)"
     what("--wandb", action="store_true", help=text)
 
     where = parser.add_argument_group("where to run it").add_argument
-    where("--device", metavar="NAME", help="auto, cpu, cuda, mps or xpu, or as cuda:1 (default: auto)")
-    text = "runs at a time, in processes that share cores and GPUs (default: 1); with --ray on each GPU"
-    where("--workers", type=int, metavar="N", help=f"{text} or, if there is none, on each node")
+    where("--device", metavar="NAME", help="auto, cpu, cuda, mps, xpu, or one of several: cuda:1 (default: auto)")
+    text = "runs at a time, in processes that share cores and GPUs (default: 1); with --ray, on each GPU"
+    where("--workers", type=int, metavar="N", help=f"{text} or, without GPUs, on each node")
     text = "run on a Ray cluster: the one at ADDRESS, or one that is found or started here"
     where("--ray", nargs="?", const="", metavar="ADDRESS", help=f"{text} (needs requirements-cluster.txt)")
-    text = "train each run on N GPUs of this machine, or with --ray of one node, in N processes as torchrun does"
-    where("--gpus-per-run", type=int, metavar="N", help=f"{text}; without GPUs, in N processes on the CPU")
+    text = "train each run in N processes, as torchrun does, on N GPUs of this machine or, with --ray, of one node"
+    where("--gpus-per-run", type=int, metavar="N", help=f"{text}; without GPUs, on the CPU")
 
     instead = parser.add_argument_group("instead of running it").add_argument
-    instead("--dry-run", action="store_true", help="list the runs and their cost")
+    instead("--dry-run", action="store_true", help="check the file and the data, and list the tasks and the runs")
     text = "with --dry-run: train a few steps of each method and phase, and estimate the hours on this machine"
     instead("--measure", action="store_true", help=text)
     instead("--status", action="store_true", help="show which runs are done, running, waiting or failed")
