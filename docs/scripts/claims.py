@@ -235,7 +235,7 @@ above 0, or within the limits in brackets. Some claims are about [other measures
 """
 READING = """\
 - *Memory*: the fraction of each class's images kept. "4 against 100" is the difference of these two sizes.
-- *The paper*: its difference. "Figure" means that it has only a figure, "no number" that it has neither.
+- *The paper*: the paper's difference. "Figure": the paper shows it in a figure only. "No number": it gives neither.
 - *Ours*: the mean over pairs of runs with the same seed, and the half-width of its 95 % interval (Student's t).
 - *Detectable*: the true difference that five seeds would show in four of five repetitions.
 - *Verdict*: *seen* if the interval is within the limits, *the opposite* if it is outside, *not seen* if it is partly
@@ -260,7 +260,7 @@ CAUTIONS = """\
 ## How far to trust it
 
 - A claim that is seen here may not hold in the paper's setting, and the other way round.
-- *The best* of several methods is chosen by the test accuracies that it is compared by. This favours it.
+- *The best* of several methods is chosen by the same test accuracies that the claim compares. This favours it.
 - "Reservoir sampling" drew the exemplars of a task from all of its images and replaced none later. This is
   [not a reservoir](methods.md#reservoirs) in the strict sense. With one exemplar per class, about a third of the
   classes had none.

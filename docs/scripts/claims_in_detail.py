@@ -87,9 +87,9 @@ MEASURES = """\
 ## Measures
 
 - *Average accuracy*, *newest task* and *forgetting* are in points of accuracy.
-- *Gradients*: the cosine between those of new and of past data at the start of a task, and the norm of their mean.
+- *Gradients*: at the start of a task, the cosine between the gradients of new and past data, and their mean's norm.
 - *Drift*: the norm of the weights' change over a task. With all images in memory a task has five times as many steps.
-- *Training loss*: that of the last epoch. Fresh weights are trained in Replay's schedule.
+- *Training loss*: the loss in the last epoch. Fresh weights are trained in Replay's schedule.
 - *Cost*: the floating-point operations of the training passes, divided by Replay's with the same memory. WSC makes the
   same passes, so its cost is 1. [Speed](speed.md) has measured times.
 
@@ -107,17 +107,17 @@ MEASURES = """\
 AT_EACH_SIZE = """\
 ## At each memory size
 
-The paper's difference, then ours with the half-width of its interval. The paper's table of twenty tasks contradicts
-itself at 40 %: with the difference that it prints, its entry there would be +2.28.
+Cells have the paper's difference, then ours with the half-width of its interval. The paper's table of twenty tasks
+contradicts itself at 40 %: by the difference that it prints, the entry would be +2.28.
 """
 AGAINST_REPLAY = """\
 ## Each method against Replay
 
-The difference from Replay with the same memory, in the paper and ours, as above.
+Cells have the difference from Replay with the same memory: the paper's, then ours.
 """
 OF_WA = """\
-WA gains nothing here. It scales the head's rows of new classes to the mean norm of the old ones, which are usually
-shorter. After the few steps of this protocol they are not, and the scaling favours the new classes
+WA gains nothing here. It scales the head's rows of new classes to the mean norm of the old rows, which are usually
+shorter. After this protocol's few steps the old rows are longer, so the scaling favours the new classes
 ([record](../results/studies/night/wa_alignment.csv), `python results/studies/night/wa_alignment.py`):
 
 """
@@ -131,19 +131,21 @@ paper's runs without exemplars probably had [one per class](paper.md).
 AT_REPLAYS_OPERATIONS = """\
 ## At Replay's operations
 
-The difference from Replay with the same memory: in the method's own schedule, with its cost over Replay's in brackets,
-and in one so short that it costs what Replay's does (`exps/studies/night/equal_operations.json`).
+Cells have the difference from Replay with the same memory. The method has its own schedule, with the cost relative to
+Replay in brackets, or one so short that it costs as much as Replay (`exps/studies/night/equal_operations.json`).
 """
 RETAIN_RATES = """\
 ## Retain rates
 
-The difference from retaining all parameters, which resets none, with the same memory. WSC retains 20 %, and averages.
+Cells have the difference from retaining all parameters, that is, from no reset, with the same memory. WSC retains 20 %
+and averages.
 """
 RANKS = """\
 ## Ranks of the eight methods
 
-Kendall's tau between our order of the eight methods and the paper's (1: the same, -1: reversed), with the 95 % interval
-of the bootstrap over our seeds, which is too narrow with so few. p is the probability of such a tau by chance.
+Kendall's tau compares our order of the eight methods with the paper's (1: the same, -1: reversed). In brackets is the
+95 % interval of a bootstrap over our seeds; with so few seeds it is too narrow. p is the probability of such a tau by
+chance.
 """
 
 
@@ -248,8 +250,8 @@ def of_bic(found: Sequence[Row]) -> str:
     lost = 100 * sum(accuracy == 0 for accuracy in newest) / len(newest)
     text = (
         "BiC's bias correction does harm here. It is learned from one or two held-out images of each class. "
-        f"In {lost:.0f} % of the tasks after the first, with 8 % of the images or more, no test image of the "
-        "newest classes is recognised after it. With 8, 16 and 20 % BiC is 2.0, 2.7 and 2.7 points better "
+        f"In {lost:.0f} % of the tasks after the first, with 8 % of the images or more, the correction leaves "
+        "no test image of the newest classes recognised. With 8, 16 and 20 % BiC is 2.0, 2.7 and 2.7 points better "
         "[without it](../results/studies/night/README.md)."
     )
     return f"\n{fill(text, 120)}\n"
