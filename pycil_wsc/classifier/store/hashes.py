@@ -53,7 +53,7 @@ def file_hash(path: str) -> str:
 def with_classes(digests: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """The ``digests`` of images, each mixed with the name of its class: int64 (N,)."""
     used, places = np.unique(labels, return_inverse=True)  # of a thousand names often one
-    of_names = as_digests([sha256_of(names[label].encode(errors="surrogatepass")) for label in used.tolist()])
+    of_names = as_digests([sha256_of(names[int(label)].encode(errors="surrogatepass")) for label in used])
     return digests ^ of_names[places]
 
 

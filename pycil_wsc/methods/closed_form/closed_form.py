@@ -1,5 +1,6 @@
 """The base of the methods whose classifier is computed from features instead of trained."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
 from pycil_wsc.training.phase import Phase
+
+AT_ONCE = 10_000  # images that have features at the same time, at least
 
 
 class ClosedForm(BaseLearner):
@@ -97,16 +100,35 @@ class ClosedForm(BaseLearner):
     def end_task(self, task: Task) -> None:
         self.network.first_head = None
         indices, head = self.images_of(task), self.network.head
-        features = torch.from_numpy(self.outputs.features(indices))
-        labels = torch.from_numpy(self.manager.train_targets[indices])
         known, former = self.relearned(indices)
-        new = np.setdiff1d(np.arange(len(indices)), known)
         with torch.no_grad():
             if len(known):
-                self.correct(features, labels, known, former)
-            for rows in torch.from_numpy(new).split(self.part) if len(new) else ():
-                head.add(features[rows].to(self.device), labels[rows].to(self.device))
+                images, rows = np.unique(known, return_inverse=True)
+                features = torch.from_numpy(self.outputs.features(indices[images]))
+                labels = torch.from_numpy(self.manager.train_targets[indices[images]])
+                self.correct(features, labels, rows, former)
+            for features, labels in self.in_parts(np.delete(indices, known)):
+                head.add(features.to(self.device), labels.to(self.device))
             head.solve()
+
+    def in_parts(self, indices: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features (n, d) and classes (n,) of the images ``indices``, ``part`` at a time.
+
+        The network sees them in the batches of all at once, but no more than some ten thousand have features.
+        """
+        labels = torch.from_numpy(self.manager.train_targets[indices])
+        batch_size = self.config.batch_size
+        at_once = batch_size * math.ceil(max(AT_ONCE, self.part) / batch_size)
+        left = torch.empty(0)
+        first = 0  # of the rows that are left
+        for start in range(0, len(indices), at_once):
+            features = torch.from_numpy(self.outputs.features(indices[start : start + at_once]))
+            left = torch.cat([left, features]) if len(left) else features
+            is_last = start + at_once >= len(indices)
+            while len(left) >= self.part or (is_last and len(left)):
+                yield left[: self.part], labels[first : first + self.part]
+                left = left[self.part :]
+                first += self.part
 
     def relearned(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows of ``indices`` (n,) that earlier tasks have learned, and the class of each then: two of (k,)."""

@@ -1,0 +1,156 @@
+"""Updates of one photograph, by the number of classes; and what many files take of the memory.
+
+    python benchmarks/small_updates.py --out results/benchmarks/small_updates/small-updates-cpu.json
+
+**Updates**: learners of random pictures on EfficientNet-Lite0 with random weights, which costs what the pre-trained one
+does. Each update brings one picture of a known class. In CPU seconds of one thread: the forward pass of the picture,
+the update (its median), one in which RanPAC chooses its ridge again, and a save, with its bytes.
+
+**In a row**: the same of NCM on a small network, over many updates that are each saved.
+
+**Files**: in a new process for each number, the peak of its memory after listing a folder of as many pictures of
+16 x 16 pixels, after learning them (NCM), and after ``check``.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+from record import origin, write
+
+from pycil_wsc import Learner
+from pycil_wsc.data.images.sources import read_source
+
+KEYS = {"adapt": False, "device": "cpu", "threads": 1, "quiet": True, "num_workers": 0}
+LARGE = {"convnet_type": "timm:efficientnet_lite0", "image_size": 96}
+SMALL = {"convnet_type": "resnet8", "image_size": 16}
+METHODS = {"ncm": {}, "slda": {}, "ranpac": {"projection": 2000}}
+FOLDERS = 100  # classes of the files
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--classes", nargs="+", type=int, default=[10, 100, 1000])
+    parser.add_argument("--in-a-row", type=int, default=1000, help="0: not measured")
+    parser.add_argument("--files", nargs="*", type=int, default=[10_000, 100_000])
+    parser.add_argument("--of-folder", type=Path, help="measure the files of this folder, and print what they take")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.of_folder:
+        print(json.dumps(of_files(args.of_folder)))
+        return
+    record = {"updates": {}, "in_a_row": {}, "files": {}}
+    for method in args.methods:
+        for classes in args.classes:
+            record["updates"][f"{method}, {classes} classes"] = measured = of_updates(method, classes)
+            print(method, classes, json.dumps(measured), flush=True)
+    if args.in_a_row:
+        record["in_a_row"] = in_a_row(args.in_a_row)
+    for number in args.files:
+        record["files"][number] = in_new_process(number)
+        print(f"{number} files", json.dumps(record["files"][number]), flush=True)
+    write(record | origin(torch.device("cpu")), args.out)
+
+
+def pictures(labels: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
+    """Noise around a mean colour that tells the class."""
+    colours = np.random.default_rng(0).integers(60, 196, (int(labels.max()) + 1, 1, 1, 3))
+    return (colours[labels] + rng.integers(-60, 60, (len(labels), side, side, 3))).astype(np.uint8)
+
+
+def of_updates(method: str, classes: int) -> dict:
+    """The cost of one-picture updates of a learner with this many classes."""
+    rng = np.random.default_rng(1)
+    learner = Learner(method, **KEYS, **LARGE, **METHODS[method])
+    labels = np.repeat(np.arange(classes), 20 if classes < 100 else 2)
+    learner.learn((pictures(labels, 96, rng), labels))
+    picture = pictures(np.array([0]), 96, rng)
+    learner.predict(picture)
+    measured = {"forward_seconds": seconds_of(lambda: learner.predict(picture))[0]}
+
+    def update():
+        learner.learn((pictures(np.array([0]), 96, rng), np.array([0])))
+
+    measured["update_seconds"] = statistics.median(seconds_of(update, 5))
+    if method == "ranpac":
+        learner._saved.state["learner"]["network.head.chosen"].zero_()
+        measured["update_with_choice_seconds"] = seconds_of(update)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        measured["save_seconds"] = statistics.median(seconds_of(lambda: learner.save(folder), 3))
+        measured["bytes"] = Path(folder, "learner.safetensors").stat().st_size
+    return measured
+
+
+def in_a_row(updates: int) -> dict:
+    """Seconds of update and save around each tenth of so many updates, medians of ten."""
+    rng = np.random.default_rng(1)
+    learner = Learner("ncm", held_out=20, **KEYS, **SMALL)
+    labels = np.repeat(np.arange(10), 30)
+    learner.learn((pictures(labels, 16, rng), labels))
+    measured = {}
+    with tempfile.TemporaryDirectory() as folder:
+        times = []
+        for number in range(1, updates + 1):
+            label = np.array([number % 10])
+            image = pictures(np.arange(10), 16, rng)[label]
+            update = seconds_of(lambda image=image, label=label: learner.learn((image, label)))
+            times.append((*update, *seconds_of(lambda: learner.save(folder))))
+            if number % (updates // 10) == 0:
+                update, save = (statistics.median(column) for column in zip(*times[-10:], strict=True))
+                measured[number] = {"update_seconds": update, "save_seconds": save}
+                print(f"after {number} updates", json.dumps(measured[number]), flush=True)
+    return measured
+
+
+def seconds_of(function, times=1) -> list[float]:
+    measured = []
+    for _ in range(times):
+        start = time.process_time()
+        function()
+        measured.append(time.process_time() - start)
+    return measured
+
+
+def in_new_process(number: int) -> dict:
+    """What so many files take of the memory of a new process."""
+    with tempfile.TemporaryDirectory() as folder:
+        rng = np.random.default_rng(1)
+        for name in range(FOLDERS):
+            Path(folder, f"class{name}").mkdir()
+        for file in range(number):
+            pixels = rng.integers(0, 256, 16 * 16 * 3, np.uint8).tobytes()
+            Path(folder, f"class{file % FOLDERS}", f"{file}.ppm").write_bytes(b"P6 16 16 255\n" + pixels)
+        command = [sys.executable, __file__, "--of-folder", folder]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def of_files(folder: Path) -> dict:
+    """Peaks of the memory, in MB, after each part."""
+    source = f"folder:{folder}"
+    measured = {"before_mb": peak()}
+    listed = read_source(source, ".")
+    measured |= {"images": len(listed.train), "listed_mb": peak()}
+    learner = Learner("ncm", **KEYS, **SMALL)
+    learner.learn(source)
+    measured["learned_mb"] = peak()
+    learner.check(source)
+    return measured | {"checked_mb": peak()}
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()
