@@ -257,3 +257,16 @@ def test_planted_label_errors_are_doubted_first_and_few_others():
     assert np.array_equal(likelier, labels[rows])
     assert not len(doubtful(features, labels)[0])
     assert not len(doubtful(features[:4], labels[:4])[0]), "too few of a class"
+
+
+def test_check_counts_the_files_that_exif_data_turn_and_finds_nothing_wrong_with_them(tmp_path):
+    source = photos(tmp_path / "april", ["ant", "bee"], seed=0, count=6)
+    for number, orientation in enumerate([6, 3, 1, 9]):  # upright, and no orientation at all
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        path = tmp_path / "april" / "ant" / f"{number}.png"
+        Image.open(path).save(path, exif=exif)
+    found = Learner("ncm").check(source)
+    assert found.turned == 2 and replace(found, near_duplicates=[]).fine
+    assert "turned: 2 of 12 images, by their EXIF orientation" in str(found).splitlines()
+    assert "turned" not in str(Learner("ncm").check(noisy(10, 1)))

@@ -21,7 +21,7 @@ from pycil_wsc.classifier.update.known_images import learns_once
 from pycil_wsc.classifier.update.near_duplicates import near_pairs, perceptual_hash, repeated
 from pycil_wsc.classifier.update.shift import Shift, compared
 from pycil_wsc.config.options import Config
-from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status
+from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status, is_turned
 from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
@@ -51,6 +51,7 @@ class Findings:
         doubtful: (image, its class, the class that it is more like), the most doubtful first: labels that are probably
             wrong, and some that are right, so these are not part of ``fine``.
         learned_before: the task that was learned from the very same images, counted from 1, or None.
+        turned: how many files are turned or mirrored by their EXIF data, as viewers do, too; that is nothing wrong.
         expected: the accuracy to expect on the images of known classes, estimated without their labels
             (:meth:`pycil_wsc.Learner.expected_accuracy`); None if no image is held out.
         shift: how unlike the held-out images of the same classes those of known classes are; None if that was not
@@ -72,6 +73,7 @@ class Findings:
     in_test: list[tuple[Key, Key]] = field(default_factory=list)
     similar_names: list[tuple[str, str]] = field(default_factory=list)
     doubtful: list[tuple[Key, str, str]] = field(default_factory=list)
+    turned: int = 0
 
     @property
     def fine(self) -> bool:
@@ -94,6 +96,8 @@ class Findings:
         lines += [f"near-empty: '{name}' has {count} readable images" for name, count in self.near_empty.items()]
         if self.left_out:
             lines.append(f"left out: {counted(self.left_out)}")
+        if self.turned:
+            lines.append(f"turned: {self.turned} of {self.images} images, by their EXIF orientation")
         if self.learned_before:
             lines.append(f"learned before: these images are those of task {self.learned_before}")
         if self.shift:
@@ -148,6 +152,7 @@ def findings_in(
         _in_test(part.test, keys, hashes, alike),
         _similar_names(part.info.classes, present.held.info.classes if present else ()),
         _doubtful(part, keys, once, answers, config.seed),
+        0 if split.in_memory else sum(map(is_turned, split.images[readable].tolist())),
     )
 
 

@@ -414,6 +414,15 @@ def seen(image: Image.Image) -> Image.Image:
     return shown
 
 
+def is_turned(path: str) -> bool:
+    """Whether the EXIF data of an image file turn or mirror it; False of one that cannot be opened."""
+    try:
+        with open_file(path) as image:
+            return _orientation(image) in TURNS
+    except Exception:  # what Pillow raises about a damaged file, which is reported elsewhere
+        return False
+
+
 def _orientation(image: Image.Image) -> Any:
     """The orientation in the EXIF data of an image; 1, upright, if they are damaged."""
     # not ImageOps.exif_transpose: it also writes the EXIF data anew, which fails on some that cameras write

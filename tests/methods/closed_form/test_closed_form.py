@@ -14,9 +14,11 @@ from pycil_wsc import Learner, registry
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
+from pycil_wsc.methods.closed_form import closed_form
 from pycil_wsc.methods.closed_form.ranpac import RIDGES, RandomProjection
 from pycil_wsc.networks.closed_form import RidgeSums
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.outputs import Outputs
 
 KEYS = {"buffer_size": 96, "IL_batch_size": 100, "projection": 96, "gamma": 0.1, "gamma_comp": 0.2}
 ORDERLESS = ["fecam", "ncm", "ranpac", "slda"]
@@ -111,6 +113,19 @@ def test_ranpac_learns_from_one_image_of_each_class(per_class):
     head.solve()
     assert head(features).argmax(1).tolist() == labels.tolist()
     assert head.ridge() == 1.0, "no class has images on both sides, which tell nothing about the ridge then"
+
+
+def test_images_are_added_as_if_all_had_features_at_once_though_few_have(learned, monkeypatch):
+    expected, _ = learned("acil", inplace_repeat=2)
+    monkeypatch.setattr(closed_form, "AT_ONCE", 50)
+    sizes = []
+    features = Outputs.features
+    monkeypatch.setattr(Outputs, "features", lambda self, some: sizes.append(len(some)) or features(self, some))
+    found, _ = learned("acil", inplace_repeat=2)
+    state = found.state_dict()
+    for name, value in expected.state_dict().items():
+        assert not torch.is_tensor(value) or torch.equal(value, state[name]), name
+    assert sorted(sizes)[-4] <= 100 + SMALL["batch_size"], "but for the fixture, which asks for all of each task"
 
 
 def test_ranpac_chooses_its_ridge_again_only_when_that_may_matter():
