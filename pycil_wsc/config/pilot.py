@@ -19,7 +19,7 @@ COPIES = ("adapter", "ssf", "vpt", "l2p", "dualprompt", "coda_prompt", "ease", "
 TUNED_ONCE = ("aper_adapter", "aper_finetune", "aper_ssf", "aper_vpt", "ranpac", "fecam", "simplecil")  # in task 1
 TUNED_BY_NAME = ("ranpac", "fecam")  # what they tune stands in `backbone_type`
 PROMPTED = ("l2p", "dualprompt", "coda_prompt", "lae", "mos")  # one schedule for all tasks, under the first one's names
-TUNED_ALIKE = ("coil", "slca", "duct")  # the same, under the names of later tasks
+TUNED_ALIKE = ("coil", "slca", "slca_cofima", "duct")  # the same, under the names of later tasks
 OF_TUNED_ONCE = {"tuned_epoch": "init_epoch", "weight_decay": "init_weight_decay"}
 ALIASES = {
     **dict.fromkeys((*TUNED_ONCE, *PROMPTED), OF_TUNED_ONCE),
@@ -32,6 +32,7 @@ ALIASES = {
     },
     "dgr": {"lambda": "lamda"},
     "slca": {"bcb_lrscale": "backbone_lr_factor"},
+    "slca_cofima": {"bcb_lrscale": "backbone_lr_factor", "wt_lambda": "new_weight"},
     "duct": {"bcb_lr_scale": "backbone_lr_factor", "epc_init": "init_epoch"},
 }
 IN_ALL_TASKS = {  # keys of the first task that have a value of one schedule for all, and those of later tasks
@@ -57,7 +58,7 @@ UNREAD = {  # carried in the file of a method whose code does not read them
     **dict.fromkeys(("aper_finetune", "aper_ssf"), ("ffn_num", "vpt_type", "prompt_token_num")),
     "aper_vpt": ("ffn_num",),
     "simplecil": ("tuned_epoch", "init_lr", "weight_decay", "min_lr", "optimizer", "vpt_type", "prompt_token_num"),
-    "slca": ("model_postfix", "save_before_ca"),
+    **dict.fromkeys(("slca", "slca_cofima"), ("model_postfix", "save_before_ca")),
     "duct": ("milestones", "lrate_decay"),
     "der": ("T",),
     "ease": ("vpt_type", "prompt_token_num", "adapter_num"),
@@ -87,11 +88,11 @@ ONLY: dict[str, dict[str, Json]] = {
         "same_key_value": False,
     },
 }
-MISSPELT = {"aper_aperpter": "aper_adapter"}  # the name of PILOT's file
-EVERYWHERE = ("print_forget",)
-NOT_BUILT_IN = {  # methods of PILOT -> what to do
-    "cofima": "PILOT's CoFiMA, which trains and aligns as SLCA does, is not built in; use slca, or cofima with replay",
+NAMES = {  # PILOT's names of methods that have others here
+    "aper_aperpter": "aper_adapter",  # misspelt in its own file
+    "cofima": "slca_cofima",  # `cofima` here averages Replay's weights
 }
+EVERYWHERE = ("print_forget",)
 REFUSED = {  # a value of a key -> why a file with it is not run
     ("ease", "use_old_data"): (
         True,
@@ -112,8 +113,6 @@ def names_in(file: Mapping[str, Json]) -> set[str]:
     if not is_pilots(file):
         return set()
     method = _method(file)
-    if method in NOT_BUILT_IN:
-        return set(file)
     renamed = {MARK, *ALIASES.get(method, {}), *UNREAD.get(method, ()), *ONLY.get(method, {}), *EVERYWHERE}
     return renamed | {name for owner, name in REFUSED if owner == method}
 
@@ -128,8 +127,6 @@ def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[
 def our_names(file: Mapping[str, Json]) -> dict[str, Json]:
     """The keys of one of PILOT's files by our names. Raises a :class:`UserError` for one that cannot be run."""
     method = _method(file)
-    if method in NOT_BUILT_IN:
-        raise UserError(f"model_name: {NOT_BUILT_IN[method]}")
     ours = {name: value for name, value in file.items() if name not in (*UNREAD.get(method, ()), *EVERYWHERE)}
     ours["model_name"] = method
     _drop_fixed(ours, method)
@@ -164,7 +161,7 @@ def _drop_fixed(ours: dict[str, Json], method: str) -> None:
 
 def _method(file: Mapping[str, Json]) -> str:
     name = str(file.get("model_name")).lower()
-    return MISSPELT.get(name, name)
+    return NAMES.get(name, name)
 
 
 def _schedule(file: Mapping[str, Json], method: str) -> dict[str, Json]:

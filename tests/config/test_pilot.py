@@ -16,7 +16,6 @@ from pycil_wsc.errors import UserError
 
 FILES = files()
 REFUSED = {"aper_vpt_shallow_inr": "backbone_type: 'pretrained_vit_b16_224' has no prompts"}
-REFUSED |= dict.fromkeys(("cofima", "cofima_inr"), "model_name: PILOT's CoFiMA, which trains and aligns as SLCA does")
 TINY = {"convnet_options.depth": 2, "convnet_options.embed_dim": 24, "convnet_options.num_heads": 2}
 STOCK = os.environ.get("PILOT_EXPS")  # the folder exps of PILOT's repository
 

@@ -24,7 +24,7 @@ METHODS = ("finetune", "lwf", "ewc", "si", "mas", "replay", "er_ace", "derpp", "
 METHODS += ("wise_ft", "cofima", "magmax", "ties", "gem", "coil", "podnet", "wa", "der", "foster", "memo", "joint")
 METHODS += ("wsc", "lucir")
 METHODS += ("cls_er", "redo", "gdumb", "fetril", "aper_finetune", "pass", "il2a", "ssre", "rmm-icarl", "rmm-foster")
-METHODS += ("slca", "dgr", "duct")
+METHODS += ("slca", "slca_cofima", "dgr", "duct")
 METHODS += ("beef", "tagfex", "replay of tagfex")  # of ResNet-18, as in TagFex's file
 LIKE = {"tagfex": "replay of tagfex", "ssre": "replay of tagfex"}  # SSRE's ResNet-18 costs as much
 # images and mixtures per training image: each is mixed four times, and nine partners in ten are of another class
@@ -32,7 +32,7 @@ IMAGES = {"il2a": 1 + 4 * 0.9}
 BESIDE = {"il2a": 4 * 100 * 64**2}  # operations per image whatever its size: covariances of 100 classes of 64 features
 EXPANDING = ("der", "memo", "beef", "tagfex")  # methods whose cost grows from task to task by more than rows of a head
 SECOND_PHASES = {"foster": {"compression_epochs": 1}, "beef": {"fusion_epochs": 1}, "podnet": {"ft_epochs": 1}}
-SECOND_PHASES |= {"slca": {"ca_epochs": 1}, "duct": {"epc_re": 1}}
+SECOND_PHASES |= {"slca": {"ca_epochs": 1}, "slca_cofima": {"ca_epochs": 1}, "duct": {"epc_re": 1}}
 SECOND_PHASES |= {"lucir": {"ft_epochs": 1}}
 SECOND_PHASES["rmm-foster"] = SECOND_PHASES["foster"]
 TASKS, SAMPLES = 10, 500  # CIFAR-100 in tasks of ten classes
@@ -152,7 +152,9 @@ STATED = {  # what the pages say of each method, from the relative costs (9 late
         "classes), and 4 C d² operations for covariances of C classes and d features"
     ),
     "ssre": lambda cost: f"{cost[0, 0]}",
-    "slca": lambda cost: f"{cost[0, 0]:g}; next to nothing in the alignment of the head" if cost[0, 1] < 0.01 else "",
+    "slca, slca_cofima": lambda cost: (
+        f"{cost[0, 0]:g}; next to nothing in the alignment of the head" if cost[0, 1] < 0.01 else ""
+    ),
     "duct": lambda cost: f"{cost[0, 0]:g} in training, {cost[0, 1]} in training the head again",
     "aper_finetune": lambda cost: f"{cost[0, 0]:g} in the second task; afterwards features once, 0.67 per image",
     "sam": lambda cost: f"{cost[0, 0]:g}",

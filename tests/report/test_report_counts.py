@@ -370,7 +370,7 @@ def test_the_keys_that_methods_have_defaults_of_their_own_for_do_not_part_compar
     defaults = {name: registry.learner_defaults[name] for name in registry.learner_defaults}
     # The rates, batches or heads of these differ from all others', and RMM counts its memory in total: so their tables
     # are their own.
-    apart = {"fetril", "gdumb", "rmm-icarl", "rmm-foster", "mer", "lucir", "slca", "dgr", "duct"}
+    apart = {"fetril", "gdumb", "rmm-icarl", "rmm-foster", "mer", "lucir", "slca", "slca_cofima", "dgr", "duct"}
     shared = [  # another backbone is another table anyway
         own for name, own in defaults.items() if "convnet_type" not in own and name not in apart
     ]

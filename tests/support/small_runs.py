@@ -122,6 +122,7 @@ LARGER = {  # with "tiny" as it is they learn little in so few epochs
     "foster": {"convnet_options.width": 32},
     "pass": {"convnet_type": "resnet8"},
     "dgr": {"init_lr": 0.1, "lrate": 0.1},
+    "slca_cofima": {"init_lr": 0.1, "lrate": 0.1, "backbone_lr_factor": 1.0},
     "slca": {"init_lr": 0.1, "lrate": 0.1, "backbone_lr_factor": 1.0},
     "duct": {"init_lr": 0.3, "lrate": 0.3, "merge_scalar": 1.0, "head_merge_ratio": 0.0, "epc_re": 20, "lr_re": 1.0},
 }

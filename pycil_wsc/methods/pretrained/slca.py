@@ -23,6 +23,19 @@ from pycil_wsc.training.schedules import cosine_lr
 PER_CLASS = 256  # features drawn of each class in an epoch, and the size of a batch; as in the authors' code
 NEAREST, FARTHEST = 1.0, 0.9  # factor of a class's mean: after the newest task, and after the oldest of many
 JITTER = 1e-4  # added to the variances
+AS_PILOT = {  # keys of PILOT's file
+    "backbone_lr_factor": 0.01,
+    "batch_size": 64,
+    "init_epoch": 20,
+    "init_lr": 0.01,
+    "init_milestones": [18],
+    "init_weight_decay": 5e-4,
+    "epochs": 20,
+    "lrate": 0.01,
+    "milestones": [18],
+    "weight_decay": 5e-4,
+    "nme": False,
+}
 
 
 class HeadPerTask(nn.Module):
@@ -54,20 +67,7 @@ class HeadPerTask(nn.Module):
         return torch.cat([part(features) for part in self.parts], 1)
 
 
-@register_learner(
-    "slca",
-    backbone_lr_factor=0.01,
-    batch_size=64,
-    init_epoch=20,
-    init_lr=0.01,
-    init_milestones=[18],
-    init_weight_decay=5e-4,
-    epochs=20,
-    lrate=0.01,
-    milestones=[18],
-    weight_decay=5e-4,
-    nme=False,
-)
+@register_learner("slca", **AS_PILOT)
 class SLCA(ClassRows):
     """SLCA (Zhang et al., ICCV 2023, https://arxiv.org/abs/2303.05118): the backbone learns slowly, at 1 % of the rate
     of the head, and the head is then aligned on features drawn from a normal distribution of each class.
