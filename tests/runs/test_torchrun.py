@@ -185,6 +185,32 @@ def test_two_processes_give_what_one_gives(name, both):
         np.testing.assert_array_equal(first["weights"][key], second["weights"][key], err_msg=key)
 
 
+def batches_and_losses(balance, data, out):
+    """The samples of each step that this process has, and the losses of the epochs, of classes of unequal size."""
+    keys = {"dataset": f"npz:{data}", "out": str(out), "model_name": "replay", "imbalance": 4, "class_balance": balance}
+    run = Run(resolve(SMALL | keys), load_dataset(f"npz:{data}", "."))
+    steps, plain = [], run.learner.before_step
+
+    def noted(batch):
+        steps.append(batch.indices.tolist())
+        return plain(batch)
+
+    with without_checkpoints(), patch.object(run.learner, "before_step", noted):
+        return steps, np.concatenate(run.execute()["train_loss"])
+
+
+@pytest.mark.parametrize("balance", ["sampler", "weights"])
+def test_balanced_batches_and_their_loss_are_those_of_one_process(balance, tmp_path):
+    data = small_data(tmp_path / "data.npz", per_class=9)
+    batches, losses = batches_and_losses(balance, data, tmp_path / "one")
+    first, second = in_two_processes(batches_and_losses, balance, data, tmp_path / "two")
+    for whole, *shares in zip(batches, first[0], second[0], strict=True):
+        assert [whole[0::2], whole[1::2]] == shares
+    np.testing.assert_allclose(first[1], losses, rtol=1e-5)
+    others, unbalanced = batches_and_losses("none", data, tmp_path / "none")
+    assert (others == batches) == (balance == "weights") and np.abs(losses / unbalanced - 1).max() > 1e-2
+
+
 def small_network(kernel=3):
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 4, kernel), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * (7 - kernel) ** 2, 3)
