@@ -191,10 +191,11 @@ def test_a_network_with_parts_of_several_classes_is_refused_in_one_line():
         regrouped_state(learner.state_dict(), config, info, Regrouping([[0], [1], [2]], tuple("abc"), (3, 5)), True)
 
 
-@pytest.mark.parametrize("name", ["beef", "cls_er", "derpp", "ewc", "podnet"])
+@pytest.mark.parametrize("name", ["beef", "cls_er", "derpp", "ewc", "podnet", "xder"])
 def test_exemplars_rows_and_what_a_method_keeps_follow_and_it_learns_on(name, months, tmp_path):
-    by_task = {"memory_update": "task"} if name in ("cls_er", "derpp") else {}
-    learner = learned(*months[:2], name=name, held_out=2, **QUICK | by_task)
+    own = {"memory_update": "task"} if name in ("cls_er", "derpp") else {}
+    own |= {"memory_size": 20} if name == "xder" else {}  # which it divides: four of each class
+    learner = learned(*months[:2], name=name, held_out=2, **QUICK | own)
     images, names = arrays(months[0])
     logits, former = learner.logits(images), learner.classes
     learner.remove("bee")

@@ -169,7 +169,12 @@ def _rows_of(tensor: Tensor, axis: Axis, label: int) -> Tensor:
 
 
 def _columns(values: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-    """Values of each class (n, classes), nan for later classes than they know, regrouped: means over each group."""
+    """Values of each class (n, classes), nan for later classes than they know, regrouped: means over each group.
+
+    Single numbers, (n,), are not of classes, and stay.
+    """
+    if values.dim() == 1:
+        return values
     missing = max(0, max(group[-1] for group in groups) + 1 - values.shape[1])
     padded = torch.nn.functional.pad(values, (0, missing), value=torch.nan)
     return torch.stack([padded[:, list(group)].nanmean(1) for group in groups], 1)
