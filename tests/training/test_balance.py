@@ -164,6 +164,18 @@ def test_a_loss_that_ignores_the_weights_is_refused_in_its_first_step(settings):
 
 
 @pytest.mark.parametrize("balance", ["sampler", "weights"])
+def test_a_phase_on_drawn_features_knows_their_classes(balance, settings):
+    run = run_of(settings, **{"model_name": "mos", "class_balance": balance} | suited("mos"))
+    learner, task = run.learner, run.manager.tasks[1]
+    learner.grow_for(task)
+    phase = learner.alignment(task)
+    table = learner.batches.class_weights(phase, 1)
+    assert table is None or set(table[:4].tolist()) == {1.0}
+    order, _ = learner.batches._order(phase, 8, 1, 0, 0)
+    assert len(order) == len(phase.indices) and set(phase.targets[order].tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("balance", ["sampler", "weights"])
 def test_a_balanced_run_resumes_to_the_bit(balance, settings, tmp_path):
     keys = settings | {"class_balance": balance, "init_epoch": 2}
     whole, result = executed(keys | {"out": str(tmp_path / "whole")})

@@ -230,6 +230,7 @@ class MOS(ClassRows):
             optimizer=registry.optimizers["sgd"]([group], self.config),
             lr=cosine_lr(options.ca_lr, options.crct_epochs),
             indices=np.arange(task.num_seen * rows),
+            targets=np.repeat(np.arange(task.num_seen), rows),
             source=self.distributions(rows),
             batch_size=rows,
             loss=self.head_loss,
