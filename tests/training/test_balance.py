@@ -165,7 +165,8 @@ def test_a_loss_that_ignores_the_weights_is_refused_in_its_first_step(settings):
 
 @pytest.mark.parametrize("balance", ["sampler", "weights"])
 def test_a_phase_on_drawn_features_knows_their_classes(balance, settings):
-    run = run_of(settings, **{"model_name": "mos", "class_balance": balance} | suited("mos"))
+    keys = suited("mos") | {"ca_storage_efficient_method": "variance"}
+    run = run_of(settings, **{"model_name": "mos", "class_balance": balance} | keys)
     learner, task = run.learner, run.manager.tasks[1]
     learner.grow_for(task)
     phase = learner.alignment(task)
