@@ -103,10 +103,10 @@ CASES = {
     "mixed": {"model_name": "replay", "replay_ratio": 0.5, "exemplars": "reservoir"},
     "analyses": {"model_name": "replay", "analyse": ["gradients", "drift", "flatness", "dormant"]},
 }
-# each process computes the loss of all prototypes of a batch, or of all anchors; the first one may have an exemplar
+# each process computes the loss of all prototypes of a batch, anchors or prompts; the first one may have an exemplar
 # more of GEM's, or of a batch that CLS-ER's network sees twice
 MORE = {"pass": 0.03, "il2a": 0.03, "ssre": 0.03, "gem": 0.01, "cls_er-step": 0.01, "mos": 0.01}
-MORE |= {"hal": 0.12, "coda_prompt": 0.09}
+MORE |= {"hal": 0.12, "coda_prompt": 0.1}
 LESS = {"xder": 0.01}  # or has a smaller share of the images that are seen twice
 
 
