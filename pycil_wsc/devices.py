@@ -45,29 +45,29 @@ def resolved_device(name: str) -> torch.device:
 
     Raises :class:`UserError` for a device that this machine does not have.
     """
-    found = accelerator()
+    device = accelerator()
     if name == "auto":
-        return found or CPU
+        return device or CPU
     if name.startswith("gpu:"):
-        if not found:
+        if not device:
             logging.getLogger("pycil_wsc").warning(
                 "no GPU on this machine; the CPU is used instead of the configuration's list of GPUs"
             )
             return CPU
-        name = name.replace("gpu", found.type)
+        name = name.replace("gpu", device.type)
     device_type, _, number = name.partition(":")
     if device_type == "cpu" and int(number or 0) == 0:
         return CPU
-    if found is None or device_type != found.type or int(number or 0) >= count():
+    if device is None or device_type != device.type or int(number or 0) >= count():
         raise UserError(f"device: '{name}' is not available ({_available()}); use auto or cpu")
     return torch.device(name)
 
 
 def _available() -> str:
-    found = accelerator()
-    if found is None:
+    device = accelerator()
+    if device is None:
         return "no GPU on this machine that this torch can use"
-    names = [f"{found.type}:{number}" for number in range(count())]
+    names = [f"{device.type}:{number}" for number in range(count())]
     return "on this machine: " + ", ".join(names)
 
 
@@ -115,10 +115,10 @@ def synchronize(device: torch.device) -> None:
 
 def used() -> bool:
     """Whether this process has computed on an accelerator, as far as is known."""
-    found = accelerator()
-    if not found:
+    device = accelerator()
+    if not device:
         return False
-    initialized = getattr(_module(found), "is_initialized", None)
+    initialized = getattr(_module(device), "is_initialized", None)
     return initialized() if initialized else True
 
 
@@ -127,11 +127,11 @@ def used() -> bool:
 
 def release_memory() -> None:
     """Free what earlier runs of this process, failed ones above all, have left on its accelerator."""
-    found = accelerator()
-    if found and used():
+    device = accelerator()
+    if device and used():
         gc.collect()
         with contextlib.suppress(RuntimeError):  # after some errors a device does nothing more
-            _module(found).empty_cache()
+            _module(device).empty_cache()
 
 
 def out_of_memory(error: BaseException) -> bool:

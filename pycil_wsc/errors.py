@@ -112,7 +112,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     if "," in text:
         return f"; several values are a list: [{shown(text)}]"
     known = sorted(known)
-    alike = {comparable(each): each for each in reversed(known)}
+    alike = {comparable(name): name for name in reversed(known)}
     near = difflib.get_close_matches(comparable(text[:LONGEST_NAME]), alike, n=1, cutoff=NEAR)
     if near:
         return f"; did you mean '{alike[near[0]]}'?"

@@ -193,19 +193,19 @@ def _json_hint(error: json.JSONDecodeError) -> str:
     """What to do about a frequent mistake, at the place of the ``error``; empty for another one."""
     near = error.doc[max(0, error.pos - 40) : error.pos] + PLACE + error.doc[error.pos : error.pos + 40]
     for pattern, hint in HINTS.items():
-        if found := re.search(pattern, near):
-            return found.expand(hint)
+        if match := re.search(pattern, near):
+            return match.expand(hint)
     return ""
 
 
 def _without_repeats(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
     """The object with these ``pairs`` of names and values, each name once."""
-    found = {}
+    values = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise UserError(f"'{name}' is given twice; leave one of the two out")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def write_json(path: str | Path, value: Json) -> None:

@@ -61,7 +61,7 @@ def key(default: Json, doc: str, **declared: Json) -> Any:
 
 def again(cls: type, name: str, default: Json = SAME, **changes: Json) -> Any:
     """Declare the key ``name`` of ``cls`` for another kind of run, with another default, documentation or roles."""
-    (first,) = (each for each in fields(cls) if each.name == name)
+    (first,) = (option for option in fields(cls) if option.name == name)
     return field(default=first.default if default is SAME else default, metadata={**first.metadata, **changes})
 
 
@@ -197,9 +197,9 @@ def select(values: Mapping[str, V], keys: Mapping[str, Key], decisions: Containe
     return {name: value for name, value in values.items() if keys[name].decides in decisions}
 
 
-def up_to_date(identity: Mapping[str, Json], own: Mapping[str, Json], keys: Mapping[str, Key]) -> dict[str, Json]:
-    """A recorded ``identity``, completed by the keys of ``own`` that were added since, with their earlier values."""
-    return {**plain({name: keys[name].earlier for name in own.keys() - identity.keys()}), **identity}
+def up_to_date(identity: Mapping[str, Json], current: Mapping[str, Json], keys: Mapping[str, Key]) -> dict[str, Json]:
+    """A recorded ``identity``, completed by the ``current`` keys that were added since, with their earlier values."""
+    return {**plain({name: keys[name].earlier for name in current.keys() - identity.keys()}), **identity}
 
 
 def plain(values: Mapping[str, Json]) -> dict[str, Json]:

@@ -155,11 +155,11 @@ def _load_entry_points():
 def _load_group(group):
     """Load the modules that the entry points of a group name; what fails is added to ``_broken``."""
     try:
-        found = list(entry_points(group=group))
+        entries = list(entry_points(group=group))
     except Exception as error:
         _broken[group] = f"the metadata of an installed package is broken ({_reason(error)}); find it with 'pip check'"
         return
-    for entry in found:
+    for entry in entries:
         try:
             entry.load()
         except (Exception, SystemExit) as error:
@@ -286,7 +286,7 @@ def _check_learner(cls):
         raise UserError(f"{_origin(cls)}: a learner is derived from pycil_wsc.training.learner.BaseLearner")
     if not is_dataclass(options):
         raise UserError(f"{_origin(options)}: is not a dataclass; put @dataclass(frozen=True) before it")
-    if plain := [each.name for each in fields(options) if not each.metadata]:
+    if plain := [option.name for option in fields(options) if not option.metadata]:
         raise UserError(f"{_origin(options)}.{plain[0]}: is not a key; declare it with key(default, description)")
 
 

@@ -95,7 +95,7 @@ CODE = _code()  # a digest of the source that computes, as it is imported: it ma
 
 def code_elsewhere(used: Iterable[object]) -> list[str]:
     """Digests of the other packages and modules that define what is ``used``: classes and functions."""
-    modules = {inspect.getmodule(each) for each in used}
+    modules = {inspect.getmodule(definition) for definition in used}
     names = {module.__name__.partition(".")[0] for module in modules if module}
     digests = []
     for name in sorted(names - {"pycil_wsc", "torch", *sys.stdlib_module_names}):

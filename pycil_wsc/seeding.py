@@ -43,10 +43,11 @@ def seeded(seed: int, *address: str | int, device: torch.device = torch.device("
 
     Another thread that does so too waits until then.
     """
-    own = [] if device.type == "cpu" else [device]
-    with restored(own, device.type):
+    accelerators = [] if device.type == "cpu" else [device]
+    with restored(accelerators, device.type):
         torch.random.default_generator.manual_seed(derived_seed(seed, *address))
-        for accelerator in own:  # no function of torch seeds one of several without making it the current one
+        for accelerator in accelerators:
+            # no function of torch seeds one of several without making it the current one
             state = generator(seed, *address, device=accelerator).get_state()
             torch.get_device_module(accelerator).set_rng_state(state, accelerator)
         yield

@@ -48,7 +48,8 @@ def check(config: Config) -> None:
     _check_stream(config, method)
     for name in config.analyse:
         registry.analyses[name]
-    if config.consolidate and (reason := _why_not_consolidated(method)):
+    reason = _why_not_consolidated(method) if config.consolidate else None
+    if reason:
         raise UserError(f"consolidate: '{config.model_name}' {reason}; leave the key out")
     size = config.memory_keys[1]
     if method.needs_exemplars and not getattr(config, size):
@@ -82,7 +83,8 @@ def remarks(config: Config, manager: "TaskSequence") -> list[str]:
     unused, used = config.memory_keys
     usual = registry.learner_defaults[config.model_name].get(unused, KEYS[unused].default)
     if getattr(config, unused) != usual and unused not in method.also_reads():
-        because, value = shown(config.fixed_memory), getattr(config, used)
+        because = shown(config.fixed_memory)
+        value = getattr(config, used)
         lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} ({value}) is used instead")
     images = len(manager.train_targets)
     largest = manager.largest_class()

@@ -46,7 +46,8 @@ def complete(flat: Mapping[str, Json]) -> Config:
     refuse_unknown(flat, known, registry.left_out_hint())
     if flat.get("memory_per_class") == "all":
         flat["memory_per_class"] = ALL
-    keys, default = keys_of(learner), defaults(model_name)
+    keys = keys_of(learner)
+    default = defaults(model_name)
     optimizer = KEYS["optimizer"].check(flat.get("optimizer", default["optimizer"]))
     if optimizer != default["optimizer"]:
         default |= defaults_for_optimizer(optimizer)
@@ -93,16 +94,18 @@ def _consolidation(**values: Json) -> WSCKeys:
 
 def defaults(model_name: str) -> dict[str, Json]:
     """The values of a learner's keys that are absent from the JSON."""
-    keys, own = keys_of(registry.learners[model_name]), registry.learner_defaults[model_name]
-    if unknown := [name for name in own if name not in KEYS]:
+    keys = keys_of(registry.learners[model_name])
+    set_defaults = registry.learner_defaults[model_name]
+    if unknown := [name for name in set_defaults if name not in KEYS]:
         raise UserError(
             f'register_learner("{model_name}", {unknown[0]}=...): not a key shared by all learners; declare it in the '
             "Options dataclass of the learner's class, with pycil_wsc.keys.key"
         )
     usual = {name: key.default for name, key in keys.items()}
     usual["memory_update"] = registry.learners[model_name].Plan.memory_updates[0]
-    of_optimizer = defaults_for_optimizer(own.get("optimizer", usual["optimizer"]))
-    return usual | of_optimizer | {name: keys[name].check(own[name]) for name in own}
+    checked = {name: keys[name].check(value) for name, value in set_defaults.items()}
+    of_optimizer = defaults_for_optimizer(set_defaults.get("optimizer", usual["optimizer"]))
+    return usual | of_optimizer | checked
 
 
 def defaults_for_optimizer(optimizer: str) -> dict[str, Json]:
@@ -118,8 +121,8 @@ def known_keys() -> Mapping[str, Key]:
 @functools.lru_cache(maxsize=1)
 def _known_keys(options: tuple[type, ...]) -> Mapping[str, Key]:
     """The keys of all learners with these ``options``: a sweep asks for them again for each of its runs."""
-    own = {name: key for each in options for name, key in declared(each).items()}
-    return MappingProxyType({**own, **KEYS})
+    option_keys = {name: key for part in options for name, key in declared(part).items()}
+    return MappingProxyType({**option_keys, **KEYS})
 
 
 def _schedule(
@@ -135,7 +138,9 @@ def _schedule(
     proportions as by default. If the optimiser's steps are to be equal, batches of half the size make half as many
     passes over the data; if the operations are, as many.
     """
-    like, factor, equal_steps = budget.like, budget.factor, "operations_like" not in budget.keys
+    like = budget.like
+    factor = budget.factor
+    equal_steps = "operations_like" not in budget.keys
     scaled = {}
     of_first = [name for name, key in keys_of(learner).items() if key.like == "batch_size"]
     for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.Plan.epoch_keys, "milestones")):
@@ -148,10 +153,11 @@ def _schedule(
         if like:
             other_keys = ("init_epoch",) if main == "init_epoch" else registry.learners[like].Plan.epoch_keys
             others = defaults(like)
-            own = {**default, **given}[of_first[0] if of_first and main == "init_epoch" else "batch_size"]
+            size_key = of_first[0] if of_first and main == "init_epoch" else "batch_size"
+            batch_size = {**default, **given}[size_key]
             requested = given.get(main, sum(others[name] for name in other_keys))
             if equal_steps:
-                requested *= own / given.get("batch_size", others["batch_size"])
+                requested *= batch_size / given.get("batch_size", others["batch_size"])
             total = sum(default[name] for name in keys)
             if wrong := [name for name in keys[1:] if name in given]:
                 raise UserError(f"{wrong[0]}: is set by 'budget', in proportion to '{main}'; leave it out")

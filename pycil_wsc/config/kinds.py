@@ -172,7 +172,8 @@ class ClassIncrementalKeys(Kind[Config, D]):
 
     def merge(self, file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
         if pilot.is_pilots(file):
-            file, overrides = pilot.our_names(pilot.overridden(file, overrides)), {}
+            file = pilot.our_names(pilot.overridden(file, overrides))
+            overrides = {}
         file, overrides = pycil.overridden(file, overrides)
         ours = pycil.our_names(file, overrides.get("dataset"))
         return pycil.our_values({**ours, **overrides})

@@ -157,7 +157,8 @@ class Config(LearnerConfig, RunOptions):
 
     def timed(self) -> dict[str, Json]:
         """The values that decide how long a step takes."""
-        keys, values = self.keys, select(self.to_dict(), self.keys, RECORDED - {"name"})
+        keys = self.keys
+        values = select(self.to_dict(), self.keys, RECORDED - {"name"})
         return {name: value for name, value in values.items() if keys[name].affects == "time"}
 
     def recorded(self) -> dict[str, Json]:
@@ -169,9 +170,10 @@ class Config(LearnerConfig, RunOptions):
 
         Keys that are missing from ``identity`` have their earlier values.
         """
-        own, done = self.identity(), list(identity.get("tasks", []))
-        theirs = up_to_date(without_dropped(identity), own, self.keys) | {"tasks": done}
-        return own | {"tasks": done} == theirs and own["tasks"][: len(done)] == done
+        ours = self.identity()
+        done = list(identity.get("tasks", []))
+        theirs = up_to_date(without_dropped(identity), ours, self.keys) | {"tasks": done}
+        return ours | {"tasks": done} == theirs and ours["tasks"][: len(done)] == done
 
     def _backbone_options(self) -> dict[str, Json]:
         return {BACKBONE_OPTION + name: value for name, value in self.convnet_options.items()}
@@ -206,9 +208,9 @@ def keys_of(learner: "type[BaseLearner]") -> Mapping[str, Key]:
 @functools.cache
 def _keys_with(options: type, learner: str) -> Mapping[str, Key]:
     """The shared keys and those of a learner's ``options``; a sweep asks for them several times for each run."""
-    own = declared(options)
-    if shared := sorted(KEYS.keys() & own.keys()):
+    option_keys = declared(options)
+    if shared := sorted(KEYS.keys() & option_keys.keys()):
         raise UserError(
             f"{learner}.Options: '{shared[0]}' is a key of all learners; set its default in register_learner"
         )
-    return MappingProxyType({**KEYS, **own})
+    return MappingProxyType({**KEYS, **option_keys})

@@ -89,7 +89,8 @@ def our_names(file: Mapping[str, Json], dataset: Json = None) -> dict[str, Json]
         file = _for_dataset(file, dataset or file.get("dataset"))
     if method in ONE_SCHEDULE and "lr" in file:
         file = _of_each_task(file, method)
-    aliases, stock = ALIASES.get(method, {}), STOCK | STOCK_OF.get(method, {})
+    aliases = ALIASES.get(method, {})
+    stock = STOCK | STOCK_OF.get(method, {})
     if method == "tagfex":  # both of its networks are of one kind, whatever the file says
         stock = stock | {"ta_convnet_type": file.get("convnet_type")}
     for name, ours in aliases.items():
@@ -161,7 +162,8 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
         _refuse_list(name, file, method)
         if name in file:
             changed |= dict.fromkeys((ours for ours in both if ours not in changed), file[name])
-    step, epochs = file.get("step_size"), file.get("epochs", usual["epochs"])
+    step = file.get("step_size")
+    epochs = file.get("epochs", usual["epochs"])
     if step is not None:
         if type(step) is not int or type(epochs) is not int or step < 1 or epochs > 10_000 * step:
             raise UserError(

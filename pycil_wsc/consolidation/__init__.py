@@ -66,7 +66,7 @@ _MODULES = ("options", "averaging", "batch_norm", "checks", "functional", "impor
 
 def __getattr__(name: str) -> object:
     for module in _MODULES if name in __all__ else ():
-        found = importlib.import_module(f"{__name__}.{module}")
-        if hasattr(found, name):
-            return getattr(found, name)
+        loaded = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(loaded, name):
+            return getattr(loaded, name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

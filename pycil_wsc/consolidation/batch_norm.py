@@ -76,5 +76,5 @@ def _accepted(batch: Mapping[str, Any], arguments: Mapping[str, inspect.Paramete
     Other keys stay, so that one that it does not know is an error. Labels stay where they can: a model that shifts
     them into the decoder's inputs needs them.
     """
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in arguments.values())
+    takes_all = any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments.values())
     return {name: value for name, value in batch.items() if takes_all or name in arguments or name not in LABELS}

@@ -20,7 +20,8 @@ def by_name(pairs: Iterable[tuple[str, Tensor]], argument: str, wanted: Callable
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise TypeError(f"{argument} must give (name, tensor) pairs: pass model.{argument}()")
-        name, tensor = plain_name(pair[0]), pair[1]
+        name = plain_name(pair[0])
+        tensor = pair[1]
         if name in names:
             raise ValueError(f"{argument}: two tensors are named '{name}'; give each its own name")
         names.add(name)
@@ -52,7 +53,8 @@ def layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
 
 def check_layouts(tensors: Mapping[str, Tensor], before: Mapping[str, Layout]) -> None:
     for name, tensor in tensors.items():  # at every step
-        if (layout := (tensor.shape, tensor.dtype, tensor.device)) != before[name]:
+        layout = (tensor.shape, tensor.dtype, tensor.device)
+        if layout != before[name]:
             was, now = (f"{tuple(shape)} {dtype} {device}" for shape, dtype, device in (before[name], layout))
             raise RuntimeError(
                 f"'{name}' was {was} and is now {now}: "
@@ -60,21 +62,21 @@ def check_layouts(tensors: Mapping[str, Tensor], before: Mapping[str, Layout]) -
             )
 
 
-def check_saved(saved: Mapping[str, object], own: Mapping[str, object]) -> None:
+def check_saved(saved: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Raise ValueError if an option differs: the task would continue on another schedule."""
-    for name, value in own.items():
+    for name, value in expected.items():
         if name not in saved or saved[name] != value:
             raise ValueError(f"the state was saved with {name}={saved.get(name)}, this object has {name}={value}")
 
 
-def check_saved_shapes(saved: Mapping[str, Sequence[int]], own: Mapping[str, tuple[int, ...]]) -> None:
-    for name in sorted(own.keys() | saved.keys()):
+def check_saved_shapes(saved: Mapping[str, Sequence[int]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    for name in sorted(expected.keys() | saved.keys()):
         if name not in saved:
             raise ValueError(f"'{name}' is in this object but not in the state")
-        if name not in own:
+        if name not in expected:
             raise ValueError(f"'{name}' is in the state but not in this object")
-        if tuple(saved[name]) != own[name]:
-            raise ValueError(f"'{name}' has shape {own[name]}, but {tuple(saved[name])} in the state")
+        if tuple(saved[name]) != expected[name]:
+            raise ValueError(f"'{name}' has shape {expected[name]}, but {tuple(saved[name])} in the state")
 
 
 def check_finite(scores: Mapping[str, Scores], peers: Peers | None = None, of_gradients: bool = True) -> None:

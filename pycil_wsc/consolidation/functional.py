@@ -61,7 +61,8 @@ def reset_(
         ValueError: ``retain`` is not within 0..1, or ``scope`` is unknown; nothing is changed.
     """
     for i, index, keep in top_blocks(scores, retain, scope, eligible, peers):
-        if eligible is not None and (allowed := eligible[i]) is not None:
+        allowed = None if eligible is None else eligible[i]
+        if allowed is not None:
             keep = keep | ~allowed[index]
         rule([params[i][index]], [others[i][index]], [keep])
 

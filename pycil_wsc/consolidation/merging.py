@@ -87,8 +87,8 @@ class Merge:
         """Resume from ``state_dict()``. Raises ValueError if it has the names or shapes of another model."""
         count = int(state["count"])
         keys = [f"running.{name}" for name in self._merged] + [f"last.{name}" for name in self._copied] if count else []
-        own = {key: self._shape_of(*key.split(".", 1)) for key in keys}
-        check_saved_shapes({key: tensor.shape for key, tensor in state.items() if key != "count"}, own)
+        shapes = {key: self._shape_of(*key.split(".", 1)) for key in keys}
+        check_saved_shapes({key: tensor.shape for key, tensor in state.items() if key != "count"}, shapes)
         self._running = {name: state[f"running.{name}"].clone() for name in self._merged if count}
         self._last = {name: state[f"last.{name}"].clone() for name in self._copied if count}
         self.count = count
@@ -277,12 +277,17 @@ def fisher_mean(first: Tensor, second: Tensor, weight: float, first_fisher: Tens
 
 def _aliases(state: State) -> dict[str, str]:
     """{name: first name of the same tensor}, for tensors with several names."""
-    first = {}
-    return {
-        name: first[place]
-        for name, tensor in state.items()
-        if (place := _storage(tensor)) and first.setdefault(place, name) != name
-    }
+    first: dict[tuple, str] = {}  # place -> the name that has it first
+    aliases = {}
+    for name, tensor in state.items():
+        place = _storage(tensor)
+        if place is None:
+            continue
+        if place in first:
+            aliases[name] = first[place]
+        else:
+            first[place] = name
+    return aliases
 
 
 def _storage(tensor: Tensor) -> tuple | None:

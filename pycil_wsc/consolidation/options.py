@@ -89,11 +89,11 @@ class WSCOptions:
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
-        for each in fields(self):
-            if each.metadata:
-                value = _typed(each.name, getattr(self, each.name), hints[each.name])
-                object.__setattr__(self, each.name, value)
-                _check_limits(each.name, value, each.metadata)
+        for option in fields(self):
+            if option.metadata:
+                value = _typed(option.name, getattr(self, option.name), hints[option.name])
+                object.__setattr__(self, option.name, value)
+                _check_limits(option.name, value, option.metadata)
         if self.warmup >= 1 and self.reset != "none":
             raise ValueError("warmup: 1 leaves no step after the reset; use a smaller value")
         if self.average_every >= 1 and self.average_every % 1:
@@ -227,12 +227,12 @@ def _hints(options: type) -> dict[str, Any]:
 
 def _typed(name: str, value: Any, kind: type | types.UnionType | types.GenericAlias) -> Any:
     """``value`` as the type ``kind`` of the option: a list becomes a tuple, and a whole number a float."""
-    for each in typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,):
-        if typing.get_origin(each) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_typed(name, item, typing.get_args(each)[0]) for item in value)
-        if each is float and type(value) in (int, float):
+    for alternative in typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,):
+        if typing.get_origin(alternative) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_typed(name, item, typing.get_args(alternative)[0]) for item in value)
+        if alternative is float and type(value) in (int, float):
             return float(value)
-        if type(value) is each:
+        if type(value) is alternative:
             return value
     raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {value!r}")
 

@@ -123,7 +123,8 @@ def _top(group, scores, retain, eligible, peers):
     threshold, ties_kept, ties = _threshold(ranked, retain, peers)
     for i in group:
         for index in blocks(scores[i].shape):
-            score, allowed = scores[i][index].to(ranked.dtype), True if eligible[i] is None else eligible[i][index]
+            score = scores[i][index].to(ranked.dtype)
+            allowed = True if eligible[i] is None else eligible[i][index]
             if ties_kept == ties:
                 yield i, index, (score >= threshold) & allowed
                 continue
@@ -137,7 +138,8 @@ class _Ranked:
     """Iterable, several times, over the eligible scores of a group in 1-D tensors of at most BLOCK elements."""
 
     def __init__(self, scores, eligible):
-        self.scores, self.eligible = scores, eligible
+        self.scores = scores
+        self.eligible = eligible
         self.total = sum(
             math.prod(s.shape) if e is None else int(e.sum()) for s, e in zip(scores, eligible, strict=True)
         )
@@ -164,10 +166,12 @@ class _Ranked:
 def _threshold(ranked, retain, peers):
     """(score, ties kept, ties): elements above ``score`` are kept, and the first of this process's ties with it."""
     total = int(peers.sum(torch.tensor(ranked.total)))
-    if (count := round(retain * total)) == 0:
+    count = round(retain * total)
+    if count == 0:
         return math.nan, 0, 0  # nothing is above it and nothing equals it
     score = _highest(ranked, total, count, peers)
-    above, ties = (sum(int(relation(each, score).sum()) for each in ranked) for relation in (torch.gt, torch.eq))
+    above = sum(int((part > score).sum()) for part in ranked)
+    ties = sum(int((part == score).sum()) for part in ranked)
     ties_kept = count - int(peers.sum(torch.tensor(above))) - peers.before(ties)
     return score, min(max(ties_kept, 0), ties), ties
 
@@ -178,7 +182,8 @@ def _highest(ranked, total, count, peers):
     Once the candidates fit into one block they are compared directly. If they are spread over several processes, the
     histograms continue to the last bit.
     """
-    size, shift = 2**DIGIT, torch.iinfo(BITS[ranked.dtype]).bits
+    size = 2**DIGIT
+    shift = torch.iinfo(BITS[ranked.dtype]).bits
     left, lowest, prefix = total, -size // 2, None  # left: number of candidates; their leading bits are the prefix
     while (left > BLOCK or not isinstance(peers, Alone)) and shift:
         histogram = torch.zeros(size, dtype=torch.int64)

@@ -95,7 +95,7 @@ class MeshPeers:
     def before(self, count: int) -> int:
         counts = [torch.zeros((), dtype=torch.int64, device=self.device) for _ in range(self.group.size())]
         distributed.all_gather(counts, torch.tensor(count, device=self.device), group=self.group)
-        return sum(int(each) for each in counts[: self.group.rank()])
+        return sum(int(number) for number in counts[: self.group.rank()])
 
 
 def _mesh_dimension(name, param) -> "tuple[DeviceMesh, int]":

@@ -122,7 +122,9 @@ class OwnMoments(Tracker):
 
     def __init__(self, params: Params, rule: MomentRule, betas: Betas, absolute: bool):
         super().__init__(params)
-        self.rule, self.betas, self.absolute = rule, betas, absolute
+        self.rule = rule
+        self.betas = betas
+        self.absolute = absolute
         self.first, self.second = (
             {name: torch.zeros_like(local(p), dtype=wide(p.dtype)) for name, p in params.items()} for _ in range(2)
         )
@@ -165,8 +167,9 @@ class OptimizerMoments(Tracker):
 
     def __init__(self, params: Params, rule: MomentRule, carried: bool = False):
         super().__init__(params)
-        self.rule, self.carried = rule, carried
-        self.found = False  # whether the optimiser had moments
+        self.rule = rule
+        self.carried = carried
+        self.has_moments = False  # whether the optimiser had some
         self.begun = 0  # steps of the task when the moments began
         self.followed = 0  # steps since then, also those that a GradScaler skipped
         self.with_gradients: Counter[str] = Counter()  # how many of them had a gradient for each parameter
@@ -209,11 +212,11 @@ class OptimizerMoments(Tracker):
         self.with_gradients.clear()
 
     def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
-        if not self.found and not self._states(optimizer):
+        if not self.has_moments and not self._states(optimizer):
             raise RuntimeError(
                 "missing gradients: the optimizer has no moments after its step; call backward() before it"
             )
-        self.found = True
+        self.has_moments = True
         self.followed += 1
         self.with_gradients.update(name for name, param in self.params.items() if param.grad is not None)
 

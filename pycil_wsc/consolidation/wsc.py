@@ -116,8 +116,12 @@ class WeightSpaceConsolidation:
         named_buffers: Iterable[tuple[str, Tensor]] = (),
         peers: Peers | None = None,
     ):
-        self.warmup_steps, self.retain, self.rank_scope = warmup_steps, retain, rank_scope
-        self.importance, self.reset, self.average = as_importance(importance), reset, average
+        self.warmup_steps = warmup_steps
+        self.retain = retain
+        self.rank_scope = rank_scope
+        self.importance = as_importance(importance)
+        self.reset = reset
+        self.average = average
         self._check_options()
         if self._warmup_is_too_short():
             self.reset = None
@@ -199,7 +203,8 @@ class WeightSpaceConsolidation:
             raise RuntimeError("end_warmup() before any step: attach() first, and train")
         self.warmup_steps = self.steps
         if self._warmup_is_too_short(stacklevel=4):  # also torch.no_grad
-            self._previous, self._tracker = {}, None
+            self._previous = {}
+            self._tracker = None
         self._act(self._optimizer)
 
     @torch.no_grad()
@@ -232,7 +237,9 @@ class WeightSpaceConsolidation:
         for name, mean in self._average.items():
             local(self._tensors[name]).copy_(mean)
         self._finished = True
-        self._previous, self._average, self._tracker = {}, {}, None
+        self._previous = {}
+        self._average = {}
+        self._tracker = None
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -246,7 +253,7 @@ class WeightSpaceConsolidation:
                 f"applied() in phase '{self.phase}': there is no average; use it after the reset and the first sample"
             )
         tensors = {name: local(self._tensors[name]) for name in self._average or self._params}
-        own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         late = self.average.last and not self.average.due(self.steps, self.warmup_steps)
         with torch.no_grad():
             for name, tensor in tensors.items() if self._average else ():
@@ -260,7 +267,7 @@ class WeightSpaceConsolidation:
         finally:
             with torch.no_grad():
                 for name, tensor in tensors.items():
-                    tensor.copy_(own[name])
+                    tensor.copy_(weights[name])
 
     def check_fits(self, steps: int) -> None:
         """Raise ValueError if a task of ``steps`` optimiser steps could not be finished."""
@@ -333,15 +340,10 @@ class WeightSpaceConsolidation:
         check_saved({"warmup_steps": state["warmup_steps"]}, {"warmup_steps": self.warmup_steps})
         check_saved_shapes(state["shapes"], self._shapes())
         self._steps, self._averaged, self._resets = state["steps"], state["averaged"], state["resets"]
-        self._finished, self._skipped = state["finished"], None
-        self._previous, self._average = (
-            {
-                name: part_of(state[part][name].to(t.device), t).clone()
-                for name, t in self._tensors.items()
-                if name in state[part]
-            }
-            for part in ("previous", "average")
-        )
+        self._finished = state["finished"]
+        self._skipped = None
+        self._previous = self._loaded(state["previous"])
+        self._average = self._loaded(state["average"])
         self._tracker = None
         if state["tracker"] is not None:
             self._tracker = self._new_tracker()
@@ -422,12 +424,21 @@ class WeightSpaceConsolidation:
         skipped = getattr(optimizer, "found_inf", None)
         self._steps += 1
         if skipped is not None:
-            self._skipped = (skipped != 0) + (0 if self._skipped is None else self._skipped)
+            before = 0 if self._skipped is None else self._skipped
+            self._skipped = before + (skipped != 0).long()
         if self._tracker:
             self._tracker.follow(optimizer, skipped)
         if (self._reset_due() or self._sample_due()) and self._subtract_skipped():
             return  # a step was skipped, so nothing is due yet
         self._act(optimizer)
+
+    def _loaded(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This process's part of the ``saved`` tensors, on the devices of those that it belongs to."""
+        parts = {}
+        for name, tensor in self._tensors.items():
+            if name in saved:
+                parts[name] = part_of(saved[name].to(tensor.device), tensor).clone()
+        return parts
 
     def _subtract_skipped(self):
         """Subtract skipped steps from the count and return their number. Synchronises if there may be any."""
@@ -447,9 +458,11 @@ class WeightSpaceConsolidation:
 
     def _act(self, optimizer):
         """Do what is due after this step."""
-        if reset := self._reset_due():
+        reset = self._reset_due()
+        if reset:
             self._reset(reset, optimizer)
-        if average := self._sample_due():
+        average = self._sample_due()
+        if average:
             self._sample(average)
 
     def _reset(self, reset: Reset, optimizer: Optimizer):
@@ -458,21 +471,25 @@ class WeightSpaceConsolidation:
         if reset.ranks:
             check_finite(scores, self.peers, self._tracker.of_gradients)
         names = list(scores)
-        params, values = _pick(self._params, names), reset.others(self._previous)
+        params = _pick(self._params, names)
+        values = reset.others(self._previous)
         others = _pick(values, names) if values else params  # a rule may need none
         if values and not reset.needs_previous:  # whole tensors; previous weights are this process's rows
             others = [part_of(x, self._params[name]).to(p.device) for name, x, p in zip(names, others, params)]
-        retain, eligible = self.retain if reset.ranks else 0.0, [self._eligible.get(name) for name in names]
+        retain = self.retain if reset.ranks else 0.0
+        eligible = [self._eligible.get(name) for name in names]
         reset_(params, others, list(scores.values()), retain, reset, self.rank_scope, eligible, self.peers)
         if reset.buffers:
-            buffers, previous = list(self._buffers.values()), _pick(self._previous, self._buffers)
+            buffers = list(self._buffers.values())
+            previous = _pick(self._previous, self._buffers)
             reset.reset_buffers_(buffers, previous, [torch.zeros_like(b, dtype=torch.bool) for b in buffers])
         if reset.momentum:
             for param in self._params.values():
                 optimizer.state.pop(param, None)  # the optimiser recreates it at its next step
             self._tracker.moments_dropped(self._steps)
         if not reset.every:
-            self._previous, self._tracker = {}, None
+            self._previous = {}
+            self._tracker = None
         self._resets += 1
 
     def _sample(self, average: Average):

@@ -103,8 +103,8 @@ class TaskOptions:
     )
     imbalance: float | None = key(
         None,
-        "a long tail: a class's number of training images falls exponentially with its label, down to this part (50: a "
-        "fiftieth) of the first class's; images are drawn by `seed`, after `images_per_class`; null: none",
+        "a long tail: the training images of a class fall off exponentially with its label, from all of them to this "
+        "part (50: a fiftieth) of those of the first one, drawn by `seed`, after `images_per_class`; null: none",
         low=1,
         decides="data",
         only="experiments",
@@ -172,7 +172,7 @@ class MemoryOptions:
     )
     memory_bytes: int | None = key(
         None,
-        "total size of the exemplars in bytes, instead of the keys above: pixels or, for files, their mean size, and "
+        "total size of the exemplars in bytes, instead of the keys above: of pixels or, on average, of files, and of "
         "what the method stores with each, such as DER++'s logits",
         low=0,
         decides="later tasks",

@@ -51,7 +51,8 @@ def recorded(config: LLMConfig, data: dict[str, int | str], model: str) -> dict[
     Raises :class:`UnusableRun` if the checkpoint was damaged since, or made with another configuration, other data or
     another model; ``model``: the :func:`digest` of its weights before training.
     """
-    run, state = run_folder(config), None
+    run = run_folder(config)
+    state = None
     path = run / CHECKPOINT
     if not path.exists():
         return None
@@ -77,11 +78,11 @@ def remove(run: Path) -> None:
 
 def digest(model: nn.Module) -> str:
     """A hash of the weights of ``model``, which are on the CPU."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name, weight in model.state_dict().items():
-        found.update(name.encode())
-        found.update(weight.contiguous().view(-1).view(torch.uint8).numpy())
-    return found.hexdigest()[:16]
+        hashed.update(name.encode())
+        hashed.update(weight.contiguous().view(-1).view(torch.uint8).numpy())
+    return hashed.hexdigest()[:16]
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -215,13 +215,13 @@ class LLMConfig(LLMOptions, CorpusOptions, TinyModel, SharedOptions):
 
     def continues(self, identity: Mapping[str, object]) -> bool:
         """Whether the run with this ``identity`` is the same run; keys that it lacks have their earlier values."""
-        own = self.identity()
-        return own == up_to_date(without_dropped(identity), own, KEYS)
+        ours = self.identity()
+        return ours == up_to_date(without_dropped(identity), ours, KEYS)
 
     @property
     def corpus(self) -> tuple[Hashable, ...]:
         """The values that decide the tokenised items."""
-        return self.data_root, *(getattr(self, each.name) for each in fields(CorpusOptions))
+        return self.data_root, *(getattr(self, option.name) for option in fields(CorpusOptions))
 
 
 KEYS = {**declared(SharedOptions), **declared(CorpusOptions, "llm."), **declared(TinyModel, "llm.")}
@@ -232,10 +232,10 @@ def resolve(flat: Mapping[str, object]) -> LLMConfig:
     """One complete, checked :class:`LLMConfig` from one value per key."""
     given = refuse_dropped(without_empty_groups(flat, KEYS))
     refuse_unknown(given, KEYS)
-    values = {name: each.check(given.get(name, each.default)) for name, each in KEYS.items()}
-    for name, each in KEYS.items():  # what the method does not read is not part of the run's identity
-        if each.read_by and values["llm.method"] not in each.read_by:
-            values[name] = each.default
+    values = {name: entry.check(given.get(name, entry.default)) for name, entry in KEYS.items()}
+    for name, entry in KEYS.items():  # what the method does not read is not part of the run's identity
+        if entry.read_by and values["llm.method"] not in entry.read_by:
+            values[name] = entry.default
     if values["llm.model"] != TINY:
         values |= {name: KEYS[name].default for name in (*declared(TinyModel, "llm."), "llm.vocab_size")}
     if values["llm.method"] in ("zero_shot", "finetune"):

@@ -87,8 +87,8 @@ class Corpus:
         if config.method == "zero_shot":
             return []
         count = config.epochs[index] if config.epochs else self.tasks[index].info.epochs
-        own = [self.encoded[item] for item in self.tasks[index].train]
-        epochs = [Epoch(number, count, False, own) for number in range(count)]
+        examples = [self.encoded[item] for item in self.tasks[index].train]
+        epochs = [Epoch(number, count, False, examples) for number in range(count)]
         if config.method != "finetune":
             items = list(self.pool)
             for task in self.tasks[:index]:
@@ -129,7 +129,8 @@ class Corpus:
             raise UserError(f"{error}; or set llm.pool to null if there are no general items") from None
 
     def _encode(self, items: Iterable[Item]) -> dict[Item, Example]:
-        unique, config = list(dict.fromkeys(items)), self.config
+        unique = list(dict.fromkeys(items))
+        config = self.config
         pairs = [(item.prompt, item.answer) for item in unique]
         examples = encode(self.tokenizer, pairs, config.max_prompt, config.max_answer, self.frame)
         return dict(zip(unique, examples, strict=True))

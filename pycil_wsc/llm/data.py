@@ -89,7 +89,7 @@ def load_pool(root: str | Path, name: str) -> tuple[Item, ...]:
 def warnings_of(task: TaskData) -> Iterator[str]:
     """Properties of the data that make scores on it doubtful, such as leaked prompts."""
     train, evaluation, test = ({item.prompt for item in split} for split in (task.train, task.eval, task.test))
-    leaked = sum(item.prompt in train for item in task.test)
+    leaked = len([item for item in task.test if item.prompt in train])
     if leaked:
         yield f"{leaked} of {len(task.test)} test prompts are training prompts too; their scores show memory, not skill"
     for split, prompts in (("train", train), ("test", test)):

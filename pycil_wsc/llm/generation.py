@@ -42,7 +42,8 @@ def answers(
         do_sample=config.temperature > 0,
         **({"temperature": config.temperature, "top_k": 0, "top_p": 1.0} if config.temperature else {}),
     )
-    order, texts = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True), [""] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+    texts = [""] * len(prompts)
     for start in range(0, len(order), config.eval_batch):
         batch = order[start : start + config.eval_batch]
         inputs = tokenizer.pad({"input_ids": [prompts[i] for i in batch]}, padding_side="left", return_tensors="pt")
@@ -66,9 +67,12 @@ def stops_alone(model: Model, tokenizer: Tokenizer, end: Sequence[int] = ()) -> 
     It stops at the tokeniser's end-of-text token, which is learned, the model's own (such as a chat model's end of
     turn), and the last token of ``end``.
     """
-    own = getattr(model.generation_config, "eos_token_id", None)
-    owns = own if isinstance(own, list) else [] if own is None else [own]
-    stops = {cast(int, tokenizer.eos_token_id), *owns, *end[-1:]}
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    if ends is None:
+        ends = []
+    elif not isinstance(ends, list):
+        ends = [ends]
+    stops = {cast(int, tokenizer.eos_token_id), *ends, *end[-1:]}
     model.generation_config = GenerationConfig(eos_token_id=sorted(stops))
 
 

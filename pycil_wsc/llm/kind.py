@@ -36,7 +36,7 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
         return Path(config.out, config.prefix, what, config.method, f"r{config.replay_ratio:g}", seed)
 
     def loader(self) -> Callable[[LLMConfig], "Corpus"]:
-        found: dict[Hashable, Corpus] = {}
+        corpora: dict[Hashable, Corpus] = {}
 
         def load(config: LLMConfig) -> "Corpus":
             try:
@@ -44,9 +44,9 @@ class LanguageModel(Kind[LLMConfig, "Corpus"]):
                 from pycil_wsc.llm.trainer import LanguageRun  # noqa: F401  # which needs all packages
             except ModuleNotFoundError as error:
                 raise UserError(f"language models need {error.name}: pip install -r requirements-llm.txt") from None
-            if config.corpus not in found:
-                found[config.corpus] = Corpus(config)
-            return found[config.corpus]
+            if config.corpus not in corpora:
+                corpora[config.corpus] = Corpus(config)
+            return corpora[config.corpus]
 
         return load
 

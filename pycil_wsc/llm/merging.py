@@ -52,12 +52,12 @@ class Merging:
         if not self.merge or self.merge.online:
             yield
             return
-        own = {name: weight.clone() for name, weight in self._weights().items()}
+        weights = {name: weight.clone() for name, weight in self._weights().items()}
         self._write(self.merge.result())
         try:
             yield
         finally:
-            self._write(own)
+            self._write(weights)
 
     def state_dict(self, keep: bool = True) -> dict[str, Tensor]:
         """The state of the merge, of whole tensors; ``keep=False`` in processes that do not save it."""
@@ -66,11 +66,11 @@ class Merging:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if self.merge:
-            own = {}
+            parts = {}
             for name, value in state.items():
                 parameter = self._merged(name, value)
-                own[name] = part_of(value, parameter).to(parameter.device)
-            self.merge.load_state_dict(own)
+                parts[name] = part_of(value, parameter).to(parameter.device)
+            self.merge.load_state_dict(parts)
 
     def _merged(self, name: str, otherwise: Tensor) -> Tensor:
         """The parameter that an entry of the merge's state is of; for a count or the like, ``otherwise``."""
@@ -81,5 +81,5 @@ class Merging:
 
     def _write(self, weights: Mapping[str, Tensor]) -> None:
         drop_gathered(self.model)
-        for name, own in self._weights().items():
-            own.copy_(weights[name])
+        for name, weight in self._weights().items():
+            weight.copy_(weights[name])

@@ -19,6 +19,7 @@ ROUGE-L (Lin, 2004) and SARI (Xu et al., 2016) are reimplemented where the packa
 ``rouge`` fails on long texts and on texts without a sentence, and the SARI of ``evaluate`` is a script on the hub.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -82,8 +83,8 @@ def _indel_ratio(prediction: str, answer: str, prompt: str) -> float:
 def _with_literals(code: str) -> str:
     """Replace Py150's placeholders: <NUM_LIT> by 0, <STR_LIT> and <CHAR_LIT> by nothing, <STR_LIT:x> and such by x."""
     code = code.replace("<NUM_LIT>", "0").replace("<STR_LIT>", "").replace("<CHAR_LIT>", "")
-    for found in list(LITERAL.finditer(code)):
-        code = code.replace(found[0], found[1])
+    for match in list(LITERAL.finditer(code)):
+        code = code.replace(match[0], match[1])
     return code
 
 
@@ -93,8 +94,8 @@ def _sari_of_paragraph(prediction: str, answer: str, prompt: str) -> float:
 
 def _text(prompt: str) -> str:
     """The text to simplify or summarise, without TRACE's instruction around it; other prompts as a whole."""
-    found = TEXT.search(prompt)
-    return found[1] if found else prompt
+    match = TEXT.search(prompt)
+    return match[1] if match else prompt
 
 
 def rouge_l(prediction: str, reference: str) -> float:
@@ -113,8 +114,12 @@ def rouge_l_union(prediction: str, reference: str) -> float:
     ours, theirs = _sentences(prediction), _sentences(reference)
     if not ours or not theirs:
         return 0.0
-    common = {word for sentence in ours for other in theirs for word in _common_subsequence(sentence, other)}
-    precision, recall = (len(common) / len({word for sentence in text for word in sentence}) for text in (ours, theirs))
+    common = set()
+    for sentence in ours:
+        for other in theirs:
+            common.update(_common_subsequence(sentence, other))
+    precision = len(common) / len(set(itertools.chain.from_iterable(ours)))
+    recall = len(common) / len(set(itertools.chain.from_iterable(theirs)))
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 
@@ -134,7 +139,9 @@ def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> list[str
         for j, other in enumerate(second):
             row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
         lengths.append(row)
-    i, j, common = len(first), len(second), []
+    i = len(first)
+    j = len(second)
+    common = []
     while i and j:
         if first[i - 1] == second[j - 1]:
             i, j = i - 1, j - 1
@@ -214,7 +221,7 @@ def trivial_scores(
     """
     answers = list(answers)
     if metric in ("exact_match", "choice"):
-        constants = [[each] * len(answers) for each in sorted(set(answers))]
+        constants = [[answer] * len(answers) for answer in sorted(set(answers))]
         return {"majority": max(score(metric, texts, answers, prompts, version) for texts in constants)}
     if metric == "rouge_l":
         guesses = {"lead": [[_text(prompt)[:LEAD] for prompt in prompts]]}

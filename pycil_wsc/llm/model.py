@@ -65,7 +65,8 @@ def add_adapters(model: Model, config: LLMConfig) -> Model:
 
 def positions(model: Model) -> int | None:
     """The number of positions of a model with a table of position embeddings, such as GPT-2; None for other models."""
-    limit, words = getattr(model.config, "max_position_embeddings", None), model.get_input_embeddings()
+    limit = getattr(model.config, "max_position_embeddings", None)
+    words = model.get_input_embeddings()
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and module is not words]
     # OPT's table has two unused rows
     return limit if any(table.num_embeddings in (limit, limit + 2) for table in tables if limit) else None

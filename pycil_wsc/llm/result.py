@@ -27,8 +27,10 @@ def result_of(
     matrices = {version: [row[version] for row in history] for version in VERSIONS}
     scores = {version: {**summary(matrix), "matrix": matrix} for version, matrix in matrices.items()}
     values = select(config.to_dict(), KEYS, RECORDED)
-    last, seconds = history[-1], journal.clock["train_seconds"]
-    minutes, computed = seconds / 60, last["padding"] + last["tokens"]
+    last = history[-1]
+    seconds = journal.clock["train_seconds"]
+    minutes = seconds / 60
+    computed = last["padding"] + last["tokens"]
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
     copied = trained / parameters if config.method == "wsc" else 0

@@ -47,7 +47,9 @@ class LanguageRun(TrainerCallback):
     """
 
     def __init__(self, config: LLMConfig, corpus: Corpus, on_progress: Callable[[Progress], None] = print_task) -> None:
-        self.config, self.corpus, self.folder = config, corpus, run_folder(config)
+        self.config = config
+        self.corpus = corpus
+        self.folder = run_folder(config)
         self.steps = corpus.steps(config)
         first = rank_and_count()[0] == 0
         self.journal = Journal(self.folder, on_progress, len(corpus.tasks), first, ["train_loss"])
@@ -61,11 +63,11 @@ class LanguageRun(TrainerCallback):
 
     def _execute(self) -> dict[str, object]:
         self._set_up()
-        found = self._restore()
+        folder = self._restore()
         self.journal.mark = self.saved = time.perf_counter()
         try:
             if self.steps:
-                self.trainer.train(resume_from_checkpoint=found)
+                self.trainer.train(resume_from_checkpoint=folder)
         except NonFiniteGradients as error:
             raise TrainingDiverged(f"{self.journal.bar.task}: {error}") from None
         for index in range(len(self.journal.history), len(self.corpus.tasks)):  # zero_shot trains nothing
@@ -116,35 +118,37 @@ class LanguageRun(TrainerCallback):
 
     def _restore(self) -> str | None:
         """Restore the state of the last checkpoint, if any; returns the folder in which the Trainer saved its part."""
-        found = self.processes.from_first(lambda: checkpoint.recorded(self.config, self.corpus.fingerprint, self.model))
+        state = self.processes.from_first(lambda: checkpoint.recorded(self.config, self.corpus.fingerprint, self.model))
         path = self.folder / CHECKPOINT
         if not self.processes.agree(path.exists()):
             raise UnusableRun(
                 f"{self.folder}: not all processes see the same checkpoint there; "
                 "give a folder that all machines share with --out"
             )
-        if not found:
+        if not state:
             return None
-        if found["sharded"] != self.trainer.sharded:
-            was = "a sharded" if found["sharded"] else "a whole"
+        if state["sharded"] != self.trainer.sharded:
+            was = "a sharded" if state["sharded"] else "a whole"
             raise UnusableRun(
                 f"{path}: is of {was} model; resume as the run began (llm.shard, and several processes or one), "
                 "or delete it to start again"
             )
-        self.journal.load_state_dict(found)
-        self.trainer.counts = found["counts"]
-        self.trainer.epoch_loss.fill_(found["epoch_loss"])
-        self.journal.log.info("resuming at step %d", found["counts"]["steps"] + 1)
-        return str(self.folder / CHECKPOINTS / found["checkpoint"])
+        self.journal.load_state_dict(state)
+        self.trainer.counts = state["counts"]
+        self.trainer.epoch_loss.fill_(state["epoch_loss"])
+        self.journal.log.info("resuming at step %d", state["counts"]["steps"] + 1)
+        return str(self.folder / CHECKPOINTS / state["checkpoint"])
 
     # ---- training: called by the Trainer ----------------------------------------------------------------------------
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
     ) -> None:
-        done, merging = state.global_step, self.trainer.merging
+        done = state.global_step
+        merging = self.trainer.merging
         last = self.steps[done - 1] if done else None
-        if last and (merge := self._saved(done) / MERGE).exists():
+        merge = self._saved(done) / MERGE
+        if last and merge.exists():
             merging.load_state_dict(load_file(merge))
         if last and last.ends_task and len(self.journal.history) == last.task:
             self._test(last.task)  # it was interrupted
@@ -153,7 +157,8 @@ class LanguageRun(TrainerCallback):
         self.journal.mark = self.saved = time.perf_counter()
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        if (step := self.steps[state.global_step]).number == 1:
+        step = self.steps[state.global_step]
+        if step.number == 1:
             self._show(step)
 
     def _show(self, step: Step) -> None:
@@ -179,7 +184,8 @@ class LanguageRun(TrainerCallback):
             self.journal.tick("train_seconds")
 
     def _epoch_ended(self, steps: int) -> None:
-        loss, bar = self.trainer.loss() / steps, self.journal.bar
+        loss = self.trainer.loss() / steps
+        bar = self.journal.bar
         self.trainer.epoch_loss.zero_()
         self.journal.tick("train_seconds")
         self.journal.log.info("%s: loss %.4f, %s tokens/s", bar.position, loss, f"{bar.speed:,.0f}")
@@ -220,7 +226,8 @@ class LanguageRun(TrainerCallback):
 
     def _check_weights(self) -> None:
         """Raise :class:`TrainingDiverged` unless all weights are finite: the last loss is that before its update."""
-        trained = [local(each.detach()) for each in self.trainer.model.parameters() if each.requires_grad]
+        parameters = self.trainer.model.parameters()
+        trained = [local(parameter.detach()) for parameter in parameters if parameter.requires_grad]
         finite = torch.stack([tensor.isfinite().all() for tensor in trained]).all()
         self.journal.check(self.processes.all(finite), "the weights")
 
@@ -232,7 +239,8 @@ class LanguageRun(TrainerCallback):
         scores: dict[str, list[float]] = {version: [] for version in VERSIONS}
         with self.trainer.merging.tested():
             for number in range(index + 1):
-                task, texts = self.corpus.tasks[number], self._answers(index, number)
+                task = self.corpus.tasks[number]
+                texts = self._answers(index, number)
                 wanted, prompts = [item.answer for item in task.test], [item.question for item in task.test]
                 for version in VERSIONS:
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
@@ -257,14 +265,20 @@ class LanguageRun(TrainerCallback):
         return texts
 
     def _generate(self, index: int, number: int) -> list[str]:
-        task, prompts, count = self.corpus.tasks[number], self.corpus.test_prompts[number], self.processes.count
+        task = self.corpus.tasks[number]
+        prompts = self.corpus.test_prompts[number]
+        count = self.processes.count
         prompts = [*prompts, *prompts[:1] * (-len(prompts) % count)]  # the same number for each process
-        share, total, sharded = self.processes.share(prompts), len(task.test), self.trainer.sharded
+        share = self.processes.share(prompts)
+        total = len(task.test)
+        sharded = self.trainer.sharded
 
         def answered(done: int) -> None:
             self.journal.bar.at(f"answers to {task.name}, {min(done * count, total)}/{total}")
 
-        model, tokenizer, address = self.trainer.model, self.corpus.tokenizer, (index, number)
+        model = self.trainer.model
+        tokenizer = self.corpus.tokenizer
+        address = (index, number)
         with contextlib.nullcontext() if sharded else self.trainer.accelerator.autocast():
             texts = answers(model, tokenizer, share, self.config, self.device, address, answered, sharded)
         return self.processes.gather(texts, len(prompts))[:total]

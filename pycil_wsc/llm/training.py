@@ -44,7 +44,9 @@ class TaskTrainer(Trainer):
         processes: Processes,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
-        self.config, self.pad, self.processes = config, pad, processes
+        self.config = config
+        self.pad = pad
+        self.processes = processes
         self.counts = {"steps": 0, "tokens": 0, "padding": 0, "answers": 0}
         self.epoch_loss = torch.zeros((), device=arguments.device)  # this process's sum over the steps of the epoch
         super().__init__(model, arguments, train_dataset=steps, callbacks=list(callbacks))  # pyright: ignore[reportArgumentType]
@@ -75,17 +77,19 @@ class TaskTrainer(Trainer):
         Returns this process's part of it, times the number of processes, over which gradients are averaged.
         """
         model.train()
-        config, examples, processes = self.config, inputs["step"].examples, self.processes
+        config = self.config
+        examples = inputs["step"].examples
+        processes = self.processes
         groups = micro_batches(examples, config.micro_tokens, config.padding)
         # all processes gather sharded layers together, so each has equally many groups: those added have a factor of 0
         weighted = [(group, processes.count / len(examples)) for group in groups]
-        own = processes.share(weighted + [(groups[-1], 0.0)] * (-len(groups) % processes.count))
+        shares = processes.share(weighted + [(groups[-1], 0.0)] * (-len(groups) % processes.count))
         loss = torch.zeros((), device=self.args.device)
         with seeding.seeded(config.seed, "dropout", self.counts["steps"], processes.rank, device=self.args.device):
-            for number, (group, factor) in enumerate(own, 1):
+            for number, (group, factor) in enumerate(shares, 1):
                 batch = collate(group, self.pad, self.args.device)
                 # sharded gradients are reduced at once: whole ones would not fit beside the model
-                reduced = self.sharded or number == len(own)
+                reduced = self.sharded or number == len(shares)
                 with contextlib.nullcontext() if reduced else self.accelerator.no_sync(model):
                     part = factor * (summed_losses(model, batch) / batch.counts).sum()
                     self.accelerator.backward(part)
@@ -173,8 +177,8 @@ def _periods(config: LLMConfig, steps: Sequence[Step]) -> list[Period]:
     """The steps that WSC consolidates in each task: those of its replay epochs, which are its last ones, or all."""
     periods = []
     for task, numbers in groupby(range(len(steps)), lambda number: steps[number].task):
-        own = list(numbers)
-        covered = [number for number in own if steps[number].epoch.replay or config.wsc.covers == "all"]
+        of_task = list(numbers)
+        covered = [number for number in of_task if steps[number].epoch.replay or config.wsc.covers == "all"]
         if covered and (task or config.wsc.first_task):
-            periods.append(Period(own[0], covered[0], covered[-1] + 1))
+            periods.append(Period(of_task[0], covered[0], covered[-1] + 1))
     return periods

@@ -42,12 +42,12 @@ def mark_frozen(backbone: nn.Module, names: Iterable[str]) -> None:
             known = [*modules, *parameters] if "." in name else [child for child, _ in backbone.named_children()]
             raise UserError(f"freeze: the backbone has no part '{name}'{did_you_mean(name, known)}")
         if module is None:
-            place, _, own = name.rpartition(".")
+            place, _, attribute = name.rpartition(".")
             owner = modules[place]
-            vars(owner)["frozen_parameters"] = {own, *getattr(owner, "frozen_parameters", ())}
+            vars(owner)["frozen_parameters"] = {attribute, *getattr(owner, "frozen_parameters", ())}
             continue
         for part in module.modules():
-            own_names = {own for own, _ in part.named_parameters(recurse=False)}
+            own_names = {attribute for attribute, _ in part.named_parameters(recurse=False)}
             vars(part).update(frozen=True, frozen_parameters=own_names)
 
 

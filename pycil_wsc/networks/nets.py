@@ -61,11 +61,11 @@ def check_features(backbone: nn.Module, image_size: int, name: str) -> None:
         ) from None
     if not hasattr(backbone, "out_dim"):
         raise UserError(f"convnet_type: '{name}' has no attribute out_dim; set it to the number of features")
-    found = f"features of shape {tuple(features.shape)}" if torch.is_tensor(features) else type(features).__name__
+    given = f"features of shape {tuple(features.shape)}" if torch.is_tensor(features) else type(features).__name__
     wanted = f"features of shape {(1, backbone.out_dim)}"
-    if found != wanted:
+    if given != wanted:
         raise UserError(
-            f"convnet_type: '{name}' gives {found} for one image, not {wanted}; "
+            f"convnet_type: '{name}' gives {given} for one image, not {wanted}; "
             "correct convnet_options or the module, or choose another model"
         )
 
@@ -157,13 +157,13 @@ class ExpandingNet(nn.Module):
 
     def depths(self) -> dict[nn.Parameter, int]:
         """The distance of each parameter of trunk and blocks from the heads, in layers; without those of the heads."""
-        found = {}
+        distances = {}
         for block in self.blocks:
             if self.split_depths is None:
-                found |= layers.depths([self.trunk, block])
+                distances |= layers.depths([self.trunk, block])
             else:
-                found |= dict(zip([*self.trunk.parameters(), *block.parameters()], self.split_depths))
-        return found
+                distances |= dict(zip([*self.trunk.parameters(), *block.parameters()], self.split_depths))
+        return distances
 
     def extract(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, blocks x d) features, from the oldest block to the newest."""

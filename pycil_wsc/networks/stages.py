@@ -12,9 +12,9 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
     names in ``feature_info``. Raises :class:`UserError` if it has none.
     """
     named = dict(backbone.named_modules())
-    own = [name for name in named if re.fullmatch(r"stage\d+", name)]  # not timm's `stages`, which has all of them
+    numbered = [name for name in named if re.fullmatch(r"stage\d+", name)]  # not timm's `stages`, which has all of them
     info = getattr(backbone, "feature_info", None)
-    names = own or [each["module"] for each in (info or ()) if each["module"] in named]
+    names = numbered or [stage["module"] for stage in (info or ()) if stage["module"] in named]
     if not names:
         raise UserError(
             f"convnet_type: {type(backbone).__name__} has no stages, which this method needs; use a built-in backbone"

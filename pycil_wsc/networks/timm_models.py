@@ -66,12 +66,12 @@ def data_config(convnet_type: str) -> dict[str, Any]:
     from timm.data import resolve_data_config
 
     card = _timm().get_pretrained_cfg(convnet_type.removeprefix(PREFIX))
-    found = resolve_data_config({"in_chans": 3}, pretrained_cfg=card.to_dict() if card else None)
+    data_config = resolve_data_config({"in_chans": 3}, pretrained_cfg=card.to_dict() if card else None)
     return {
-        "image_size": found["input_size"][-1],
-        "mean": tuple(found["mean"]),
-        "std": tuple(found["std"]),
-        "interpolation": found["interpolation"],
+        "image_size": data_config["input_size"][-1],
+        "mean": tuple(data_config["mean"]),
+        "std": tuple(data_config["std"]),
+        "interpolation": data_config["interpolation"],
     }
 
 
@@ -117,7 +117,7 @@ def timm_backbone(
     except Exception as error:  # timm raises what its models raise: TypeError, RuntimeError, AssertionError, ...
         # a download may fail in the middle of a sweep, whose other runs need not stop
         raise (UnusableRun if pretrained is True else UserError)(_problem(name, pretrained, error)) from None
-    if weights and (missing := [each for each in _trained(model) if each not in weights]):
+    if weights and (missing := [weight for weight in _trained(model) if weight not in weights]):
         raise UserError(f"pretrained: {pretrained} has no '{missing[0]}', which timm's '{name}' needs; {_FITTING}")
     return model
 

@@ -295,12 +295,12 @@ class WSCCallback(TrainerCallback):
         weights = []
         if loaded is not None:
             drop_gathered(loaded)
-            weights = [(each, each.detach().clone()) for each in (*loaded.parameters(), *loaded.buffers())]
+            weights = [(weight, weight.detach().clone()) for weight in (*loaded.parameters(), *loaded.buffers())]
         self._evaluation.close()
         self._evaluation = None
         with torch.no_grad():
-            for weight, own in weights:
-                weight.copy_(own)
+            for weight, value in weights:
+                weight.copy_(value)
 
     def _averaging(self) -> bool:
         return bool(self.wsc and self.wsc.has_average)
@@ -355,7 +355,7 @@ def _check_names(options: Mapping[str, object]) -> None:
             for argument, rule in (("reset", Blend), ("average", Average))
             if name in rule.__dataclass_fields__
         ]
-        near = [f"did you mean '{each}'?" for each in difflib.get_close_matches(name, known, n=1)]
+        near = [f"did you mean '{alike}'?" for alike in difflib.get_close_matches(name, known, n=1)]
         hint = f"give {' or '.join(places)}" if places else next(iter(near), f"known: {', '.join(sorted(known))}")
         raise TypeError(f"WSCCallback has no option '{name}'; {hint}")
 
@@ -414,13 +414,13 @@ def _saved(args, state):
     paths = [_folder(args, step) / FILE]
     if isinstance(args.resume_from_checkpoint, str):
         paths.insert(0, Path(args.resume_from_checkpoint) / FILE)
-    found = [torch.load(path, map_location="cpu", weights_only=True) for path in paths if path.is_file()]
-    if not found:
+    states = [torch.load(path, map_location="cpu", weights_only=True) for path in paths if path.is_file()]
+    if not states:
         raise RuntimeError(
             f"cannot resume at step {step}: {paths[-1]} does not exist. The checkpoint was saved without WSCCallback, "
             "or is elsewhere (then also set TrainingArguments(resume_from_checkpoint=...) to its folder)"
         )
-    for saved in found:
+    for saved in states:
         if saved.get("training") == _training_of(state) and saved.get("global_step", step) == step:
             return saved
     raise RuntimeError(

@@ -289,7 +289,7 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
             f"--config {path}: wsc: has no effect on '{raw['model_name']}'; use wsc or wsc_{raw['model_name']}, or "
             "leave it out"
         )
-    known = [each.name for each in fields(Settings)]
+    known = [option.name for option in fields(Settings)]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

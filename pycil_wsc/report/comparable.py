@@ -64,16 +64,16 @@ def comparisons(records: Iterable[Record], usual: Mapping[str, Schedule]) -> tup
     settings: dict[Setting, dict[Record, Variant]] = defaultdict(dict)
     for record, setting in _settings(variant_of).items():
         settings[setting][record] = variant_of[record]
-    found: list[Comparison] = []
+    compared: list[Comparison] = []
     problems: list[Problem] = []
     for setting in sorted(settings, key=_place):
         kept, duplicates = distinct(settings[setting])
         problems += duplicates
         if setting.validation_split or setting.tasks:  # trials are compared, whichever keys they vary
-            found.append(Comparison(setting, kept, {}))
+            compared.append(Comparison(setting, kept, {}))
         else:
-            found += _divided(setting, kept, usual)
-    return found, problems
+            compared += _divided(setting, kept, usual)
+    return compared, problems
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -106,9 +106,11 @@ def _place(setting: Setting) -> tuple[bool, str, int, Setting]:
 
 def _own_setting(record: Record) -> Setting:
     """The setting of a run, by itself."""
-    config, data = record.config, record.data.get("data")
+    config = record.config
+    data = record.data.get("data")
     if isinstance(record.result, LanguageResult):
-        tasks, known = tuple(record.data["tasks"]), _content(data)
+        tasks = tuple(record.data["tasks"])
+        known = _content(data)
         return Setting(config["llm.data"], 0, 0, config["llm.model"], tasks=tasks, data=known)
     stream = config.get("tasks")
     uneven = tuple(config.get("increments") or ())
@@ -164,12 +166,12 @@ def _divided(setting: Setting, variant_of: Mapping[Record, Variant], usual: Mapp
         else:
             alone |= methods
     keys = distinguishing_keys([conditions[same[0]] for same in several])
-    found: list[Comparison] = []
+    compared: list[Comparison] = []
     for same in several:
         told = {key: value for key, value in conditions[same[0]].items() if key in keys}
-        found.append(Comparison(setting, {record: variant_of[record] for record in same}, told))
+        compared.append(Comparison(setting, {record: variant_of[record] for record in same}, told))
     rest = {record: variant for record, variant in variant_of.items() if record.method in alone}
-    return [*found, Comparison(setting, rest, {}, sorted(alone))] if rest else found
+    return [*compared, Comparison(setting, rest, {}, sorted(alone))] if rest else compared
 
 
 def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Record, Schedule]:
@@ -179,9 +181,9 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
     the most schedules count. Each run of another method joins the first of them that has the nearest fraction of its
     method's usual epochs, the same share up to rounding, or else the same epochs, or the same for the first task.
     """
-    own = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}
+    schedules = {record: (record.config["init_epoch"], record.config["epochs"]) for record in records}
     by_method: dict[str, Counter[Schedule]] = defaultdict(Counter)
-    for record, epochs in own.items():
+    for record, epochs in schedules.items():
         by_method[record.method][epochs] += 1
     methods = sorted(by_method, key=lambda method: (method != "replay", method))  # of equals, the first one counts
     anchor = max(methods, key=lambda method: (len(by_method[method]), by_method[method].total()))
@@ -192,7 +194,7 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
     def distance(schedule: Schedule, record: Record) -> float:
         """How far two shares are from each other; infinite if by more than their rounding to whole epochs."""
         total = 0.0
-        counts = zip(schedule, _usual(anchor, usual), own[record], _usual(record.method, usual))
+        counts = zip(schedule, _usual(anchor, usual), schedules[record], _usual(record.method, usual))
         for theirs, usual_there, ours, usual_here in counts:
             if not usual_there or not usual_here:
                 return math.inf
@@ -203,7 +205,7 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
         return total
 
     taken = {}
-    for record, epochs in own.items():
+    for record, epochs in schedules.items():
         same = [epochs] if record.method == anchor else []
         nearest = min(known, key=lambda schedule: distance(schedule, record))
         if distance(nearest, record) < math.inf:

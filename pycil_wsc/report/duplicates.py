@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 from pycil_wsc.files import Json
 from pycil_wsc.results.store import Problem, Record
@@ -25,19 +26,21 @@ def variants(records: Iterable[Record]) -> dict[Record, Variant]:
 
     A memory of all images is part of the variant only if there is also a run whose memory is given as the same number.
     """
-    found = {record: Variant(record.identity.variant) for record in records}
-    for variant in found.values():
+    variant_of = {record: Variant(record.identity.variant) for record in records}
+    for variant in variant_of.values():
         variant.pop("dataset", None)  # part of the setting, in which equal data are equal under any path
-    places = {(record.method, record.memory) for record in found if record.identity.keeps_all}
-    counted = {
-        (record.method, record.memory, record.identity.frozen)
-        for record in found
-        if not record.identity.keeps_all and (record.method, record.memory) in places
-    }
-    for record, variant in found.items():
-        if record.identity.keeps_all and (record.method, record.memory, record.identity.frozen) in counted:
+    places = {(record.method, record.memory) for record in variant_of if record.identity.keeps_all}
+    beside = [record for record in variant_of if (record.method, record.memory) in places]
+    counted = {_key(record) for record in beside if not record.identity.keeps_all}
+    for record, variant in variant_of.items():
+        if record.identity.keeps_all and _key(record) in counted:
             variant["memory_per_class"] = "all"
-    return found
+    return variant_of
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    """What runs share that differ in how the size of their memory is given."""
+    return record.method, record.memory, record.identity.frozen
 
 
 def distinct(variants_of: Mapping[Record, Variant]) -> tuple[dict[Record, Variant], list[Problem]]:
@@ -61,7 +64,8 @@ def distinct(variants_of: Mapping[Record, Variant]) -> tuple[dict[Record, Varian
 def _completeness(record: Record) -> tuple[int, ...]:
     """The number of values recorded in the analyses, the result and the configuration."""
     contents = [*record.analyses, record.data, record.config]
-    *analyses, result, config = (sum(value is not None for value in content.values()) for content in contents)
+    known = [[value for value in content.values() if value is not None] for content in contents]
+    *analyses, result, config = map(len, known)
     return sum(analyses), result, config
 
 

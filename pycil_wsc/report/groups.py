@@ -88,7 +88,8 @@ class Group:
         entries = [study.row(record) for record in rows["record"]]
         if not set(entries) - {None, *study.plain}:
             entries = [None] * len(entries)  # plain rows alone make no table
-        base = [own if entry == method else entry for entry, method, own in zip(entries, rows["learner"], rows["own"])]
+        names = zip(entries, rows["learner"], rows["own"])
+        base = [name if entry == method else entry for entry, method, name in names]
         rows = self.named(rows.assign(entry=entries, base=base), study.corner, "base", study.studied)
         place = {entry: number for number, entry in enumerate(study.in_order(set(rows["entry"])))}
         return rows.sort_values("entry", key=lambda entries: entries.map(place).fillna(len(place)), kind="stable")
@@ -105,13 +106,13 @@ class Group:
         usual = {}
         for (method, name), counts in values.items():
             usual[method, name] = STUDIED[name] if STUDIED[name] in counts else counts.most_common(1)[0][0]
-        found = []
+        flags = []
         for record in self.records:
-            own = STUDIED.keys() & record.config.keys()
-            is_usual = all(record.studied(name) == usual[record.method, name] for name in own)
+            varied = STUDIED.keys() & record.config.keys()
+            is_usual = all(record.studied(name) == usual[record.method, name] for name in varied)
             shown = [study for study in STUDIES if not study.main and study.row(record) not in (None, *study.plain)]
-            found.append(is_usual or not shown)
-        return found
+            flags.append(is_usual or not shown)
+        return flags
 
     def named(
         self,
@@ -127,21 +128,21 @@ class Group:
         are left out. ``studied`` keys are already in the base. ``brief``: omit values of the paper's method if the
         names remain distinct.
         """
-        found: dict[Hashable, str] = {}  # index of a row -> its name
+        names: dict[Hashable, str] = {}  # index of a row -> its name
         for name, alike in rows.groupby(base, sort=False):
-            runs = [own for _, own in alike.groupby("frozen", sort=False)]
-            distinguishing = distinguishing_keys([own["variant"].iloc[0] for own in runs], studied)
+            runs = [repeats for _, repeats in alike.groupby("frozen", sort=False)]
+            distinguishing = distinguishing_keys([repeats["variant"].iloc[0] for repeats in runs], studied)
             whole, shorter = [], []
-            for own in runs:
-                variant, changed = own["variant"].iloc[0], own["changed"].iloc[0]
+            for repeats in runs:
+                variant, changed = repeats["variant"].iloc[0], repeats["changed"].iloc[0]
                 keys = in_order({*distinguishing, *changed.difference(studied)} & variant.keys())
                 told = [key for key in keys if key not in STUDIED or variant[key] != STUDIED[key]]
                 whole.append(_with_keys(str(name), variant, keys))
                 shorter.append(_with_keys(str(name), variant, told))
             distinct = len(set(shorter)) == len(shorter)
-            for own, text in zip(runs, shorter if brief and distinct and not self.tasks else whole):
-                found |= dict.fromkeys(own.index, text)
-        return rows.loc[list(found)].assign(**{column: list(found.values())})
+            for repeats, text in zip(runs, shorter if brief and distinct and not self.tasks else whole):
+                names |= dict.fromkeys(repeats.index, text)
+        return rows.loc[list(names)].assign(**{column: list(names.values())})
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
@@ -155,7 +156,7 @@ class Group:
 
     def shown(self, name: str) -> str:
         """The display name of a row or line."""
-        if any(name == own or name.startswith(f"{own} ") for own in self.labels):
+        if any(name == label or name.startswith(f"{label} ") for label in self.labels):
             return one_line(name)
         return method_name(name, self.options.labels)
 
@@ -228,12 +229,13 @@ def _last_of(path: str) -> str:
 
 def group_runs(records: Iterable[Record], options: Options = DEFAULT) -> tuple[list[Group], list[Problem]]:
     """The groups of runs that may be compared, and the duplicate results that were left out."""
-    found, problems = comparisons(records, SCHEDULES)
-    shown = dataset_names([each.setting.dataset for each in found if not each.setting.tasks], options.labels)
-    searched = {comparison.setting for comparison in found if comparison.setting.validation_split}
+    compared, problems = comparisons(records, SCHEDULES)
+    settings = [comparison.setting for comparison in compared]
+    shown = dataset_names([setting.dataset for setting in settings if not setting.tasks], options.labels)
+    searched = {setting for setting in settings if setting.validation_split}
     slugs: Counter[str] = Counter()
     groups: list[Group] = []
-    for comparison in found:
+    for comparison in compared:
         setting = comparison.setting
         dataset = one_line(setting.dataset) if setting.tasks else shown[setting.dataset]
         group = Group(comparison, dataset, options)

@@ -60,7 +60,8 @@ def _section(group: Group, undrawn: bool, out: Path) -> dict[str, Any]:
         for plot in () if undrawn else figures(group):
             with group.attempt(plot.title):
                 files = to_files(plot.figure)
-                slug, width = f"{plot.slug}-{group.slug}", round(96 * plot.figure.get_figwidth())
+                slug = f"{plot.slug}-{group.slug}"
+                width = round(96 * plot.figure.get_figwidth())
                 _write(out / "figures", slug, files)
                 narrow = _address(to_narrow_svg(plot.figure)) if width > WIDE else ""
                 image = _address(files["svg"])
@@ -68,7 +69,8 @@ def _section(group: Group, undrawn: bool, out: Path) -> dict[str, Any]:
     if group.setting.validation_split:
         write_winners(group, out)
     if not group.tasks:
-        path, content = out / "configs" / f"{group.slug}.json", experiment(group.records)
+        path = out / "configs" / f"{group.slug}.json"
+        content = experiment(group.records)
         write_json(path, content)
         section["command"] = f"python main.py --config {shlex.quote(str(path))}"
         section["listing"] = json.dumps(content, indent=2, ensure_ascii=False).split("\n")

@@ -33,11 +33,11 @@ class Column(NamedTuple):
 
     def read(self, record: Record) -> float | None:
         """The number in a run's result; None if it lacks the measure, such as a result of an earlier version."""
-        found: Any = record.data
+        value: Any = record.data
         try:
-            for key in [self.place] if self.place in found else self.place.split("."):
-                found = found[int(key)] if isinstance(found, list) else found[key]
-            return self.scale * sum(found) / len(found) if isinstance(found, list) else self.scale * found
+            for key in [self.place] if self.place in value else self.place.split("."):
+                value = value[int(key)] if isinstance(value, list) else value[key]
+            return self.scale * sum(value) / len(value) if isinstance(value, list) else self.scale * value
         except (KeyError, TypeError, IndexError, ZeroDivisionError):
             return None
 

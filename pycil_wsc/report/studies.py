@@ -41,8 +41,8 @@ class Study:
         if not self.main and not changed <= set(self.studied) or len(changed) > self.most:
             return None
         if self.rows:
-            own = [record.method, {key: record.studied(key) for key in changed}]
-            return next((name for name, row in self.rows.items() if row == own), None)
+            wanted = [record.method, {key: record.studied(key) for key in changed}]
+            return next((name for name, row in self.rows.items() if row == wanted), None)
         name = record.method
         if self.corner != "method":
             value = record.studied(self.corner)

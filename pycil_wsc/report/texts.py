@@ -36,12 +36,12 @@ def method_name(name: str, patterns: Patterns = ()) -> str:
     A pattern may match the whole name, or only the method.
     """
     method, space, keys = name.partition(" ")
-    whole, own = _matching(name, patterns), _matching(method, patterns)
+    whole, shown = _matching(name, patterns), _matching(method, patterns)
     if whole is not None:
         return whole
-    if own is None:
-        own = " + ".join(METHODS[part]["name"] if part in METHODS else one_line(part) for part in method.split("+"))
-    return own + space + one_line(keys)
+    if shown is None:
+        shown = " + ".join(METHODS[part]["name"] if part in METHODS else one_line(part) for part in method.split("+"))
+    return shown + space + one_line(keys)
 
 
 def method_rank(method: str) -> tuple[int, bool, str]:
@@ -62,9 +62,9 @@ def dataset_names(datasets: Iterable[str], patterns: Patterns = ()) -> dict[str,
 
 
 def _dataset_name(dataset: str, patterns: Patterns, parts: int) -> str:
-    own = _matching(dataset, patterns)
-    if own is not None:
-        return own
+    shown = _matching(dataset, patterns)
+    if shown is not None:
+        return shown
     kind, colon, path = dataset.partition(":")
     if kind not in ("npz", "folder") or not colon:
         return DATASETS.get(dataset, one_line(dataset)[:LONGEST])
@@ -73,7 +73,7 @@ def _dataset_name(dataset: str, patterns: Patterns, parts: int) -> str:
 
 
 def _matching(name: str, patterns: Patterns) -> str | None:
-    return next((one_line(own) for pattern, own in patterns if name == pattern or fnmatchcase(name, pattern)), None)
+    return next((one_line(text) for pattern, text in patterns if name == pattern or fnmatchcase(name, pattern)), None)
 
 
 MARKDOWN_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {c: f"\\{c}" for c in "\\`*[]|"})

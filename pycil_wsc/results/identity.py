@@ -103,13 +103,13 @@ def language_identity(decisive: Mapping[str, Json], config: Mapping[str, Json]) 
     percent = round(100 * config["llm.replay_ratio"], 6)
     named = ("seed", "llm.method", "llm.replay_ratio")
     shared = {name: decisive[name] for name in ("llm.data", "llm.model")}
-    own = {name: value for name, value in decisive.items() if name not in named and name not in shared}
+    own_keys = {name: value for name, value in decisive.items() if name not in named and name not in shared}
     return Identity(
         method=config["llm.method"],
         memory=int(percent) if percent == int(percent) else percent,
         seed=config["seed"],
         shared=shared,
-        own=own,
+        own=own_keys,
     )
 
 
@@ -151,7 +151,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 def _images_per_class(contents: Mapping[str, Json]) -> int:
     """The mean number of training images of a class, or ``ALL`` if it is unknown."""
-    images, classes = (contents.get("data") or {}).get("train"), contents.get("class_names")
+    images = (contents.get("data") or {}).get("train")
+    classes = contents.get("class_names")
     part = part_of(contents)
     most = part.pop("images_per_class", ALL)
     if not images or not classes or part:  # of all classes, and of the learned ones

@@ -30,12 +30,10 @@ LANGUAGE = "llm"  # the kind of a language model's result
 # the methods whose network grew with the tasks, or doubled, when results did not record it
 EXPANDED = {"beef", "der", "foster", "memo", "rmm-foster", "tagfex"}
 # the keys of language models that did not decide a result when schema 1 was written
-LANGUAGE_INCIDENTAL = {"prefix", "device", "threads", "data_root", "out", "save_weights", "label"} | {
-    f"llm.{name}"
-    for name in (
-        *("micro_tokens", "padding", "packing", "eval_batch", "attn_implementation", "gradient_checkpointing"),
-        *("shard", "timeout_minutes", "checkpoint_minutes"),
-    )
+LANGUAGE_INCIDENTAL = {
+    *("prefix", "device", "threads", "data_root", "out", "save_weights", "label"),
+    *("llm.micro_tokens", "llm.padding", "llm.packing", "llm.eval_batch", "llm.attn_implementation"),
+    *("llm.gradient_checkpointing", "llm.shard", "llm.timeout_minutes", "llm.checkpoint_minutes"),
 }
 # the option by which runs of schema 1 read a memory key that `fixed_memory` left unused, and its values
 READS_MEMORY = "validation"
@@ -80,11 +78,11 @@ def _up_to_date(identity: Identity, kind: str) -> Identity:
     if not added:
         return identity
     shared = dict(identity.shared)
-    own = dict(identity.own)
+    own_keys = dict(identity.own)
     for name, value in added.items():
-        group = own if kind == LANGUAGE or is_own(name) else shared
+        group = own_keys if kind == LANGUAGE or is_own(name) else shared
         group[name] = value
-    return Identity(**{**identity.model_dump(), "shared": shared, "own": own})
+    return Identity(**{**identity.model_dump(), "shared": shared, "own": own_keys})
 
 
 def _identity(contents: Mapping[str, Json]) -> Identity:

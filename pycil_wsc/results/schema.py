@@ -244,7 +244,8 @@ def parse(contents: Json, path: Path | str = "result.json") -> tuple[Result, lis
         )
     declaration = LanguageResult if is_language_model(contents) else ImageResult
     try:
-        result, malformed = declaration.model_validate(contents), []
+        result = declaration.model_validate(contents)
+        malformed = []
     except ValidationError as error:
         malformed = _malformed(declaration, error, contents, path)
         kept = {name: value for name, value in contents.items() if name not in malformed}

@@ -202,7 +202,8 @@ def find_runs(places: Iterable[str | Path]) -> Found:
     Results that were replaced, such as ``result.old.json``, are left out unless they are themselves ``places``.
     Does not raise an exception for any contents of a file.
     """
-    found, seen = Found(), set()
+    found = Found()
+    seen = set()
     for path in _files(places, found.problems):
         try:
             status = (path if path.name != METRICS else path.parent).stat()

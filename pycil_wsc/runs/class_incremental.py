@@ -87,7 +87,7 @@ class ClassIncremental(ClassIncrementalKeys[Dataset]):
             watch = watches[shared_by]
             if config.operations_like:
                 return sum(map(watch.seconds, range(len(plan))))
-            return sum(images * each for images, each in zip(plan, watch.seconds_per_image(), strict=True))
+            return sum(images * seconds for images, seconds in zip(plan, watch.seconds_per_image(), strict=True))
 
         return seconds
 

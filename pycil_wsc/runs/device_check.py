@@ -73,8 +73,8 @@ def _place(error):
     """The line that raised it, outside of torch and of what counts its operations."""
     frames = traceback.extract_tb(error.__traceback__)
     passed_on = step_cost.__file__
-    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != passed_on]
-    return f"{Path(own[-1].filename).name} line {own[-1].lineno}"
+    ours = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != passed_on]
+    return f"{Path(ours[-1].filename).name} line {ours[-1].lineno}"
 
 
 def _augment(learner):
@@ -104,8 +104,8 @@ def _test(other, source, task, batch_size):
     """In the run's own batches: torch computes distances of many features by other operators than those of a few."""
     short = other.config
     other.config = replace(short, batch_size=batch_size)
-    found = predictions(other, source, task)
-    other.processes.all(found.finite)  # waits, so that what the device reports late is raised here
+    tested = predictions(other, source, task)
+    other.processes.all(tested.finite)  # waits, so that what the device reports late is raised here
     for network in other.also_tested().values():
         predictions_of(network, other, source, task)
     other.config = short

@@ -132,7 +132,7 @@ class Journal:
         self.history.append({**line, **self.curves, **self.clock})
         self.curves = new_curves(self.curves)
         if self.writes:
-            lines = [json.dumps(each) + "\n" for each in self.history]
+            lines = [json.dumps(line) + "\n" for line in self.history]
             write_atomically(self.folder / "metrics.jsonl", "".join(lines))
         if self.scalars:
             self.scalars.task_ended(self.history)

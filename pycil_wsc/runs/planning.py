@@ -134,7 +134,7 @@ def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]
     if not slow:
         return []
     needed = max(slow.values())
-    fewer = sorted(each for each in steps if each < needed)
+    fewer = sorted(number for number in steps if number < needed)
     about = f"{fewer[0]:,}" if fewer[0] == fewer[-1] else f"{fewer[0]:,} to {fewer[-1]:,}"
     tasks = "no task has as many" if len(fewer) == len(steps) else f"{len(fewer)} of {len(steps)} tasks have fewer"
     takes = "takes about" if len(slow) == 1 else "take up to about"

@@ -105,19 +105,19 @@ class Evaluator:
         manager = self.learner.manager
         targets = manager.test_targets[task.test_indices]
         tasks = manager.test_tasks[task.test_indices]
-        found = predictions(self.learner, self.source, task)
-        self.check(found.finite, "the test logits")
-        line = metrics.scores("cnn", found.cnn, targets, tasks)
-        line["cnn_known"] = metrics.accuracy(found.known, targets)
-        line["cnn_known_tasks"] = metrics.task_accuracies(found.known, targets, tasks)
-        if found.nme is not None:
-            line |= metrics.scores("nme", found.nme, targets, tasks)
+        predicted = predictions(self.learner, self.source, task)
+        self.check(predicted.finite, "the test logits")
+        line = metrics.scores("cnn", predicted.cnn, targets, tasks)
+        line["cnn_known"] = metrics.accuracy(predicted.known, targets)
+        line["cnn_known_tasks"] = metrics.task_accuracies(predicted.known, targets, tasks)
+        if predicted.nme is not None:
+            line |= metrics.scores("nme", predicted.nme, targets, tasks)
         for name, network in self.learner.also_tested().items():
             best, finite = predictions_of(network, self.learner, self.source, task)
             self.check(finite, "the test logits")
             line[f"{name}_top1"] = metrics.accuracy(best, targets)
         if task.index + 1 == len(manager.tasks):
-            line["cnn_classes"] = metrics.of_classes(found.cnn, targets)
+            line["cnn_classes"] = metrics.of_classes(predicted.cnn, targets)
         if task.num_seen == len(manager.class_order) and task.num_seen <= metrics.MOST_CONFUSED:
-            self.confusion = metrics.confusion_matrix(found.cnn, targets, task.num_seen).tolist()
+            self.confusion = metrics.confusion_matrix(predicted.cnn, targets, task.num_seen).tolist()
         return line

@@ -77,7 +77,11 @@ class ContinualBackprop:
                 f"rate={rate!r}, maturity={maturity!r}, decay={decay!r}: "
                 "give a fraction, a number of steps, and a number from 0 to below 1"
             )
-        self.fresh, self.rate, self.maturity, self.decay, self.sum_ = fresh, rate, maturity, decay, sum_
+        self.fresh = fresh
+        self.rate = rate
+        self.maturity = maturity
+        self.decay = decay
+        self.sum_ = sum_
         self.steps = self.replaced = 0
         self._hooks: list[RemovableHandle] = []
         self._layers = [_Layer(model, *names) for names in units]
@@ -128,7 +132,8 @@ class ContinualBackprop:
         fresh = None
         if self.sum_:
             observed = [layer.observed for layer in self._layers]
-            self.sum_(whole := torch.cat(observed))
+            whole = torch.cat(observed)
+            self.sum_(whole)
             torch._foreach_copy_(observed, list(whole.split([len(part) for part in observed])))
         for layer in self._layers:
             layer.update_utility(self.decay)
@@ -150,9 +155,10 @@ class ContinualBackprop:
 
         Raises ValueError if the state is of other layers of units; nothing is then loaded.
         """
-        saved, own = ([len(layer["utility"]) for layer in each["layers"]] for each in (state, self.state_dict()))
-        if saved != own:
-            raise ValueError(f"the state has layers of {saved} units, this object has layers of {own}")
+        saved = [len(layer["utility"]) for layer in state["layers"]]
+        present = [len(layer.utility) for layer in self._layers]
+        if saved != present:
+            raise ValueError(f"the state has layers of {saved} units, this object has layers of {present}")
         self.steps, self.replaced = state["steps"], state["replaced"]
         for layer, saved in zip(self._layers, state["layers"], strict=True):
             layer.utility.copy_(saved["utility"])

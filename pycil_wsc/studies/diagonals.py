@@ -37,10 +37,10 @@ def fisher_diagonal(
         ValueError: ``batches`` is empty, or an iterator that is used up.
     """
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
-    own = {plain_name(name): name for name in tensors}  # the model's names, which torch.compile changes
-    if unknown := [name for name in params if plain_name(name) not in own]:
+    model_names = {plain_name(name): name for name in tensors}  # the model's names, which torch.compile changes
+    if unknown := [name for name in params if plain_name(name) not in model_names]:
         raise ValueError(f"params: '{unknown[0]}' is not the name of a parameter of the model")
-    names = {own[plain_name(name)]: name for name in params}
+    names = {model_names[plain_name(name)]: name for name in params}
     constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in names}
     values = {name: params[given].detach() for name, given in names.items()}
 
@@ -49,11 +49,12 @@ def fisher_diagonal(
         return cross_entropy(logits.float(), target.unsqueeze(0))
 
     gradients = vmap(grad(negative_log_likelihood), in_dims=(None, 0, 0))
-    total, count = _zeros(values), 0
+    total = _zeros(values)
+    count = 0
     for inputs, targets in batches:
         for part, labels in zip(inputs.split(chunk_size), targets.split(chunk_size)):
-            for name, each in gradients(values, part, labels).items():
-                total[name] += each.to(total[name].dtype).square().sum(0)
+            for name, gradient in gradients(values, part, labels).items():
+                total[name] += gradient.to(total[name].dtype).square().sum(0)
         count += len(inputs)
     _check_count(count)
     return {names[name]: value / count for name, value in total.items()}
@@ -83,7 +84,8 @@ def hessian_diagonal(
     if probes < 1:
         raise ValueError(f"probes={probes!r}: give at least 1 random vector")
     tensors = list(params.values())
-    estimate, count = _zeros(params), 0
+    estimate = _zeros(params)
+    count = 0
     vectors = [[_signs(tensor, generator) for tensor in tensors] for _ in range(probes)]
     for inputs, targets in batches:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative

@@ -26,7 +26,8 @@ class Dormant(Observer):
     samples = 2000
 
     def task_trained(self, task: Task) -> Record:
-        processes, batches = self.learner.processes, self.shared_batches(self.sample(task, self.samples))
+        processes = self.learner.processes
+        batches = self.shared_batches(self.sample(task, self.samples))
         layers = mean_activations(
             self.learner.predict,
             (images for images, _ in batches),
@@ -53,7 +54,8 @@ def mean_activations(
 
     ``gathered`` returns the parts of all processes, given this one's. A process may have no batches.
     """
-    totals, images_seen = [], 0
+    totals = []
+    images_seen = 0
     for images in batches:
         with Activations() as activations:
             network(images)

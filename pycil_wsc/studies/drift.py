@@ -34,7 +34,8 @@ class Drift(Observer):
         self.state["last"] = weights
 
     def task_trained(self, task: Task) -> Record:
-        weights, previous = self.weights(), self.state.get("previous")
+        weights = self.weights()
+        previous = self.state.get("previous")
         record = {
             "between": between(self.lasting(weights), previous) if previous else None,
             "within": {"norm": self.state["epochs"], "layers": self.state["path"]},
@@ -47,9 +48,10 @@ class Drift(Observer):
 
     def lasting(self, weights: Weights) -> Weights:
         """Those of ``weights`` that a task takes over from the previous one, as far as they existed."""
-        modules = self.learner.network.named_modules()
-        anew = tuple(f"{path}.{part}.".lstrip(".") for path, each in modules for part in getattr(each, "made_anew", ()))
-        return {name: weight for name, weight in weights.items() if not f"{name}.".startswith(anew)}
+        anew = []  # the beginnings of names
+        for path, module in self.learner.network.named_modules():
+            anew += [f"{path}.{part}.".lstrip(".") for part in getattr(module, "made_anew", ())]
+        return {name: weight for name, weight in weights.items() if not f"{name}.".startswith(tuple(anew))}
 
 
 def between(weights: Weights, previous: Weights) -> dict[str, object]:
@@ -60,12 +62,13 @@ def between(weights: Weights, previous: Weights) -> dict[str, object]:
 
 def differences(weights: Weights, previous: Weights) -> Weights:
     """``weights`` - ``previous`` by name, in the part that both have: a head or a layer may have grown."""
-    common = {
-        name: tuple(slice(min(sizes)) for sizes in zip(weights[name].shape, previous[name].shape))
-        for name in weights
-        if name in previous
-    }
-    return {name: weights[name][part] - previous[name][part].to(weights[name].device) for name, part in common.items()}
+    changes = {}
+    for name, now in weights.items():
+        if name in previous:
+            before = previous[name]
+            part = tuple(slice(min(sizes)) for sizes in zip(now.shape, before.shape))
+            changes[name] = now[part] - before[part].to(now.device)
+    return changes
 
 
 def layer_norms(tensors: Weights) -> dict[str, float]:

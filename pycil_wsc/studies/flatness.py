@@ -29,7 +29,9 @@ class Flatness(Observer):
     def task_trained(self, task: Task) -> Record:
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         solution = [p.detach().clone() for p in parameters]
-        indices, seed, losses = self.sample(task, self.samples), self.learner.config.seed, []
+        indices = self.sample(task, self.samples)
+        seed = self.learner.config.seed
+        losses = []
         try:
             for number in range(self.directions):
                 direction = filter_normalised(solution, seeding.generator(seed, "flatness", task.index, number))

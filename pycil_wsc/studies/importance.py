@@ -22,7 +22,7 @@ class Samples(Protocol):
         """This process's batches of images and targets."""
         ...
 
-    def mean(self, own: Tensors) -> dict[str, Tensor]:
+    def mean(self, values: Tensors) -> dict[str, Tensor]:
         """The mean over all samples, from the mean over those of this process."""
         ...
 

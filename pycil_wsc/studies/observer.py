@@ -94,7 +94,8 @@ class Observer:
 
     def share_of_new(self, task: Task) -> float:
         """The paper's lambda: the fraction of new samples in the task's training data."""
-        past, ratio = len(self.learner.memory.before(task)), self.learner.config.replay_ratio
+        past = len(self.learner.memory.before(task))
+        ratio = self.learner.config.replay_ratio
         return ratio if past and ratio is not None else len(task.train_indices) / (len(task.train_indices) + past)
 
     def summed_loss(self, images: Tensor, targets: Tensor) -> Tensor:

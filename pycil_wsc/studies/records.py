@@ -23,7 +23,8 @@ class Records(Monitor):
     """
 
     def __init__(self, analyses: Sequence[str], learner: Observed, folder: Path):
-        self.learner, self.path = learner, folder / FILE
+        self.learner = learner
+        self.path = folder / FILE
         self.observers = {name: registry.analyses[name](learner) for name in analyses}
         self.watching: list[str] = []
         self.lines: list[Record] = []
@@ -69,7 +70,7 @@ def unrecorded(analyses: Sequence[str], folder: Path) -> list[str]:
         tasks = lines[-1]["task"] + 1
     except (OSError, ValueError, LookupError, TypeError):
         lines, tasks = [], 1
-    return [name for name in analyses if sum(name in line for line in lines) < tasks]
+    return [name for name in analyses if len([line for line in lines if name in line]) < tasks]
 
 
 @contextlib.contextmanager

@@ -45,11 +45,11 @@ def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
     if number == len(spent.begun):
         before = spent.begun[-1]["images"] + spent.begun[-1]["own"] if spent.begun else 0
         exemplars = len(learner.memory.before(task))
-        own = phase.epochs * phase.counted_images
+        images = phase.epochs * phase.counted_images
         if phase.stream:  # whose memory changes in the phase; it trains the task alone
             exemplars = len(learner.memory)
-            own = _of_task(learner, task)
-        spent.begun.append({"operations": spent.operations, "images": before, "own": own, "exemplars": exemplars})
+            images = _of_task(learner, task)
+        spent.begun.append({"operations": spent.operations, "images": before, "own": images, "exemplars": exemplars})
 
 
 def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
@@ -68,7 +68,8 @@ def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
     learner.spent.per_image = round(per_image)
     learner.spent.per_exemplar = round(per_exemplar)
     epochs = max(0, left) / (per_image * images + per_exemplar * exemplars)
-    usual, steps = run.steps, max(1, round(epochs * run.batches))
+    usual = run.steps
+    steps = max(1, round(epochs * run.batches))
     schedule = run.lr
     run.end_after(steps)
     if steps != usual:
@@ -78,8 +79,8 @@ def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
 def _share(learner: Trainable, task: Task, number: int) -> float:
     """The phase's share of the planned images of the phases that are left."""
     begun = learner.spent.begun[number]
-    own = begun["own"]
-    return min(1.0, own / max(own, _of_task(learner, task) - begun["images"], 1))
+    images = begun["own"]
+    return min(1.0, images / max(images, _of_task(learner, task) - begun["images"], 1))
 
 
 def _of_task(learner: Trainable, task: Task) -> int:
@@ -95,7 +96,8 @@ def replay_operations(learner: Trainable, task: Task, exemplars: float) -> float
         network.grow(task.num_seen)
     freeze(network)
     network.to(learner.device).train()
-    side, cost = learner.train_source.info.image_size, StepCost()
+    side = learner.train_source.info.image_size
+    cost = StepCost()
     with cost.measured(2), learner.precision.autocast():
         network(torch.zeros(2, 3, side, side, device=learner.device)).float().sum().backward()
     assert cost.per_image is not None

@@ -99,7 +99,7 @@ class PhaseRun:
                 set_rate(self.phase.optimizer, self.lr(epoch + step / self.batches))
             self.done = step + 1
             self.replayed += batch.exemplars
-            self.drawn += sum(each.whole or 0 for each in batch.replay)
+            self.drawn += sum(replayed.whole or 0 for replayed in batch.replay)
             yield batch
 
     @property
@@ -124,7 +124,7 @@ def refuse_images_and_targets(loss: Callable, name: str, bound: bool = False) ->
     ``bound``: it is a function of a class, whose first argument is the object.
     """
     arguments = list(inspect.signature(loss).parameters.values())[1 if bound else 0 :]
-    needed = [each for each in arguments if each.kind in POSITIONAL and each.default is each.empty]
+    needed = [argument for argument in arguments if argument.kind in POSITIONAL and argument.default is argument.empty]
     if len(needed) == 2:
         names = " and ".join(f"batch.{new}" for new in ("images", "targets"))
         first = "self, " if bound else ""

@@ -67,10 +67,10 @@ def undefined_in_bf16(backbone: nn.Module, side: int) -> bool:
     oneDNN does not write all elements of the gradient of a padded convolution whose input is smaller than its stride,
     such as a 1x1 map under a 3x3 kernel with stride 2; the others are uninitialised memory.
     """
-    found = []
+    uncovered = []
 
     def check(module, inputs):
-        found.extend(
+        uncovered.extend(
             size < stride and bool(padding)
             for size, stride, padding in zip(inputs[0].shape[2:], module.stride, module.padding)
         )
@@ -79,4 +79,4 @@ def undefined_in_bf16(backbone: nn.Module, side: int) -> bool:
         if isinstance(module, nn.Conv2d):
             module.register_forward_pre_hook(check)
     backbone.eval()(torch.zeros(1, 3, side, side))
-    return any(found)
+    return any(uncovered)

@@ -115,8 +115,8 @@ def backends() -> str:
     Messages and shares of lists are on the CPU, gradients on the device; each has the backend that torch provides.
     """
     types = ["cpu"]
-    if found := accelerator():
-        types.append(found.type)
+    if device := accelerator():
+        types.append(device.type)
     return ",".join(f"{name}:{backend_of(name)}" for name in types)
 
 

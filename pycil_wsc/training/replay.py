@@ -209,9 +209,9 @@ def entering_of(
 def _entered(places: np.ndarray, processes: Processes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The slots that are entered, each once, and the rows of :class:`Entering` with their places among these."""
     slots, row = _last_of_each_slot(places)
-    own = np.arange(len(places))[processes.share_of_each_batch.rows(0)]  # the rows of this process, of any batch
-    mine = np.isin(row, own)
-    return slots, np.searchsorted(own, row[mine]), np.flatnonzero(mine)
+    here = np.arange(len(places))[processes.share_of_each_batch.rows(0)]  # the rows of this process, of any batch
+    mine = np.isin(row, here)
+    return slots, np.searchsorted(here, row[mine]), np.flatnonzero(mine)
 
 
 def _last_of_each_slot(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -45,6 +45,6 @@ class FeatureSource:
         order = epoch_order(indices, train and shuffle, seed)
         rows, labels = torch.from_numpy(order).to(self.device), torch.from_numpy(targets[order]).to(self.device)
         for number, batch in enumerate(batch_slices(len(order), batch_size, join=train)):
-            own = share.rows(number)
-            if own is not None:
-                yield self.features[rows[batch][own]], labels[batch][own]
+            here = share.rows(number)
+            if here is not None:
+                yield self.features[rows[batch][here]], labels[batch][here]

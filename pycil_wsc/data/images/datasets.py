@@ -173,10 +173,10 @@ def _of_torchvision(root, name, num_classes, side, transforms):
                 downloaded = _download(path, name)
     arrays, read = (downloaded, None) if downloaded else read_npz(path)
     classes, train, test = check_arrays(path, arrays, num_classes)
-    found = train.images.shape[1]
-    if found != side:
+    width = train.images.shape[1]
+    if width != side:
         raise UserError(
-            f"{path}: images of side {found}, but those of {name} have {side}; use 'npz:{path}' for your own data"
+            f"{path}: images of side {width}, but those of {name} have {side}; use 'npz:{path}' for your own data"
         )
     info = DatasetInfo(name, classes, side, **transforms)
     return Dataset(info, train, test, fingerprint=read and fingerprint_of_file(path, read, train, test))

@@ -138,8 +138,8 @@ def counted(left_out: Mapping[str, int]) -> str:
 
 def _remedy(left_out):
     for package, names in PLUGINS.items():
-        if found := sorted(set(names) & left_out.keys()):
-            return f" ({found[0]}: pip install {package})"
+        if known := sorted(set(names) & left_out.keys()):
+            return f" ({known[0]}: pip install {package})"
     return ""
 
 
@@ -161,15 +161,15 @@ def image_files(folder: Path, elsewhere: set[tuple[int, int]], left_out: Counter
     ``elsewhere``: folders (device and inode) that are not entered: a link to one of them would be a loop, or would
     give the images of another class. ``left_out``: other files are counted here, by suffix.
     """
-    found: dict[str, str] = {}  # real path -> path
+    path_of: dict[str, str] = {}  # real path -> path
     real_folders: dict[str, str] = {}
     for entry in _images_below(folder, elsewhere, left_out):
         directory = os.path.dirname(entry.path)
         if directory not in real_folders:
             real_folders[directory] = os.path.realpath(directory)
         real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real_folders[directory], entry.name)
-        found[real] = min(entry.path, found.get(real, entry.path), key=os.path.split)
-    return sorted(found.values(), key=os.path.split)
+        path_of[real] = min(entry.path, path_of.get(real, entry.path), key=os.path.split)
+    return sorted(path_of.values(), key=os.path.split)
 
 
 def walked(folder: str) -> Iterator[str]:
@@ -274,9 +274,9 @@ def _split(part: Path, classes: Mapping[str, Sequence[str]], left_out: Counter[s
     for number, folders in enumerate(classes.values()):
         for folder in folders:
             if folder in roots.values() and _inode(part / folder) not in above:
-                found = image_files(part / folder, above | roots.keys(), left_out)
-                files += found
-                targets += len(found) * [number]
+                images = image_files(part / folder, above | roots.keys(), left_out)
+                files += images
+                targets += len(images) * [number]
     return Split(np.array(files, dtype=str), np.array(targets, dtype=np.int64))
 
 

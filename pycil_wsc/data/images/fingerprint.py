@@ -41,8 +41,8 @@ def fingerprint(train: Split, test: Split) -> Fingerprint:
         digest.update(repr(split.images.shape).encode())
         digest.update(split.targets.astype("<i8").tobytes())
         digest.update(np.ascontiguousarray(split.images).data if base is None else _listing(split.images, base))
-    found = {"train": len(train), "test": len(test), "sha256": digest.hexdigest()[:16]}
-    return found if base is None else found | {DECODED_AS: DECODING}
+    described = {"train": len(train), "test": len(test), "sha256": digest.hexdigest()[:16]}
+    return described if base is None else described | {DECODED_AS: DECODING}
 
 
 def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Split) -> Fingerprint:
@@ -56,11 +56,11 @@ def fingerprint_of_file(path: Path, read: os.stat_result, train: Split, test: Sp
     known = _read(cache)
     if all(known.get(name) == value for name, value in state.items()):
         return {name: known[name] for name in ("train", "test", "sha256")}
-    found = fingerprint(train, test)
+    described = fingerprint(train, test)
     if time.time() - max(read.st_mtime, read.st_ctime) > SETTLED:
         with contextlib.suppress(UserError):  # the folder cannot be written
-            write_atomically(cache, json.dumps(state | found) + "\n")
-    return found
+            write_atomically(cache, json.dumps(state | described) + "\n")
+    return described
 
 
 def with_weights(dataset: Dataset, pretrained: bool | str) -> Dataset:
@@ -68,10 +68,10 @@ def with_weights(dataset: Dataset, pretrained: bool | str) -> Dataset:
 
     A name that is not a readable file changes nothing.
     """
-    found = hash_of_weights(pretrained)
-    if found is None or dataset.fingerprint is None:
+    digest = hash_of_weights(pretrained)
+    if digest is None or dataset.fingerprint is None:
         return dataset
-    return replace(dataset, fingerprint=dataset.fingerprint | {WEIGHTS: found})
+    return replace(dataset, fingerprint=dataset.fingerprint | {WEIGHTS: digest})
 
 
 def hash_of_weights(pretrained: bool | str) -> str | None:
@@ -122,10 +122,10 @@ def _decodings(data: Fingerprint | None) -> set[int | None]:
 
 def _of_files(data: Fingerprint) -> Fingerprint:
     """A fingerprint without what is not the data set's: the weights, and how images are decoded, also in its tasks."""
-    own = {name: value for name, value in data.items() if name not in (WEIGHTS, DECODED_AS)}
-    if "tasks" in own:
-        own["tasks"] = [_of_files(task) for task in own["tasks"]]
-    return own
+    of_data = {name: value for name, value in data.items() if name not in (WEIGHTS, DECODED_AS)}
+    if "tasks" in of_data:
+        of_data["tasks"] = [_of_files(task) for task in of_data["tasks"]]
+    return of_data
 
 
 def _listing(paths: np.ndarray, base: str) -> bytes:

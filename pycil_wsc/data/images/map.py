@@ -120,13 +120,13 @@ def _map_of(path: Path, known: Index) -> ImageMap:
 
 def _earlier(folder: Path) -> dict[bytes, tuple[ImageMap, int]]:
     """What is cached in ``folder``: for each digest, a file of images and the number of the image in it."""
-    found = {}
+    cached = {}
     for index in sorted(folder.glob("decoded-*.npz")):
         known = _read(index)
         if known is not None:
             images = _map_of(index.with_suffix(".uint8"), known)
-            found |= {key: (images, number) for number, key in enumerate(known.keys.tolist())}
-    return found
+            cached |= {key: (images, number) for number, key in enumerate(known.keys.tolist())}
+    return cached
 
 
 def _write_index(index: Path, known: Index) -> None:
@@ -167,10 +167,10 @@ def _make(
                         output.seek(3 * start)
                         output.write(images.image(place).tobytes())
             decode_part = partial(_decode_into, file=file, resize=resize)
-            found = [size for part in map_parts(decode_part, numbered, pool, "decoding images") for size in part]
-            if problems := [size for size in found if isinstance(size, str)]:
+            outcomes = [size for part in map_parts(decode_part, numbered, pool, "decoding images") for size in part]
+            if problems := [size for size in outcomes if isinstance(size, str)]:
                 raise _unreadable(problems)
-            sizes[new] = np.array(found, np.int64).reshape(-1, 2)  # of the turned image
+            sizes[new] = np.array(outcomes, np.int64).reshape(-1, 2)  # of the turned image
     return Index(keys, starts, sizes)
 
 
@@ -248,16 +248,16 @@ def _decode_into(numbered: np.ndarray, file: Path, resize: Callable[[Any], Any])
 
     Returns the height and width of each resized image, or a line for one that cannot be read.
     """
-    found: list[tuple[int, int] | str] = []
+    outcomes: list[tuple[int, int] | str] = []
     with open(file, "r+b") as output:
         for path, start in numbered:
             try:
                 image = decode(path)
             except UserError as error:
-                found.append(str(error))
+                outcomes.append(str(error))
                 continue
             pixels = np.asarray(resize(image))
             output.seek(3 * start)
             output.write(pixels.tobytes())
-            found.append(pixels.shape[:2])
-    return found
+            outcomes.append(pixels.shape[:2])
+    return outcomes

@@ -228,17 +228,19 @@ def _owner(source: Any, index: int) -> Any:
 
 def _names(labels: Sequence[object], owners: Sequence[Any]) -> list[object]:
     """The labels by the names that their data sets give them; those of data sets without ``classes`` as they are."""
-    rows: dict[int, list[int]] = {}
+    rows_of: dict[int, list[int]] = {}
     for row, owner in enumerate(owners):
-        rows.setdefault(id(owner), []).append(row)
-    parts = [(owners[own[0]], own) for own in rows.values()]
+        rows_of.setdefault(id(owner), []).append(row)
+    parts = [(owners[rows[0]], rows) for rows in rows_of.values()]
+    have_names = any(hasattr(owner, "classes") for owner, _ in parts)
     named = list(labels)
-    for owner, own in parts:
+    for owner, rows in parts:
         if hasattr(owner, "classes"):
-            names = _checked_names(owner.classes, [labels[row] for row in own], type(owner).__name__)
-            for row in own:
-                named[row] = names[label] if isinstance(label := labels[row], int) else label
-        elif any(hasattr(other, "classes") for other, _ in parts) and any(isinstance(labels[row], int) for row in own):
+            names = _checked_names(owner.classes, [labels[row] for row in rows], type(owner).__name__)
+            for row in rows:
+                label = labels[row]
+                named[row] = names[label] if isinstance(label, int) else label
+        elif have_names and any(isinstance(labels[row], int) for row in rows):
             raise UserError(
                 f"{type(owner).__name__}: has no 'classes', as the data sets have that it is joined with; give it the "
                 "names of its labels"
@@ -248,7 +250,7 @@ def _names(labels: Sequence[object], owners: Sequence[Any]) -> list[object]:
 
 def _checked_names(names: Any, labels: Iterable[object], of: str) -> Sequence[str]:
     """``names``, if they are names of all these labels, and different ones."""
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(each, str) for each in names):
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(item, str) for item in names):
         raise UserError(f"{of}: its 'classes' are {names!r}, not a list of names; correct them")
     used = sorted({label for label in labels if isinstance(label, int)})
     if wrong := [label for label in used if not 0 <= label < len(names)]:
@@ -279,22 +281,23 @@ def _of_columns(source: Columns) -> Dataset:
     names = getattr(source.features[label], "names", None)
     if names is not None:
         named = _checked_names(names, labels, f"column '{label}'")
-        labels = [named[each] if isinstance(each, int) else each for each in labels]
+        labels = [named[value] if isinstance(value, int) else value for value in labels]
     return _of_pair(_stacked(f"column '{image}'", images), labels)
 
 
 def _column(source: Columns, kind: str, otherwise: Sequence[str]) -> str:
     """The column of this kind of feature, or one that has one of the names ``otherwise``."""
-    found = [name for name, feature in source.features.items() if type(feature).__name__ == kind]
-    found = found or [name for name in otherwise if name in source.features]
-    if len(found) == 1:
-        return found[0]
+    candidates = [name for name, feature in source.features.items() if type(feature).__name__ == kind]
+    candidates = candidates or [name for name in otherwise if name in source.features]
+    if len(candidates) == 1:
+        return candidates[0]
     columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in source.features.items())
-    if not found:
+    if not candidates:
         raise UserError(f"the Hugging Face data set has no column of {kind}, only {columns}; add one with cast_column")
-    more = ", ".join(repr(name) for name in found[1:])
+    more = ", ".join(repr(name) for name in candidates[1:])
     raise UserError(
-        f"the Hugging Face data set has {len(found)} columns of {kind}, {', '.join(found)}; keep the one to learn: "
+        f"the Hugging Face data set has {len(candidates)} columns of {kind}, {', '.join(candidates)}; "
+        "keep the one to learn: "
         f"remove_columns([{more}])"
     )
 

@@ -183,23 +183,23 @@ class StreamMemory(ExemplarMemory):
         places = np.full(len(labels), NONE)
         for row, label in enumerate(labels.tolist()):
             seen[label] = seen.get(label, 0) + 1
-            own = slots_of.setdefault(label, [])
+            of_label = slots_of.setdefault(label, [])
             if filled < self.size:
-                own.append(filled)
+                of_label.append(filled)
                 places[row] = filled
                 filled += 1
                 continue
             most = max(map(len, slots_of.values()))
-            largest = [each for each, slots in slots_of.items() if len(slots) == most]
+            largest = [candidate for candidate, slots in slots_of.items() if len(slots) == most]
             self.full.update(largest)
             if label in self.full:
                 drawn = int(rng.integers(seen[label]))
-                places[row] = own[drawn] if drawn < len(own) else NONE
+                places[row] = of_label[drawn] if drawn < len(of_label) else NONE
                 continue
-            instances = [(each, place) for each in largest for place in range(most)]
+            instances = [(candidate, place) for candidate in largest for place in range(most)]
             giver, place = instances[int(rng.integers(len(instances)))]
             slot = slots_of[giver].pop(place)
-            own.append(slot)
+            of_label.append(slot)
             places[row] = slot
         return places
 
@@ -303,4 +303,4 @@ class SlotValues:
         return {name: {"indices": samples, "values": rows[:number].cpu().clone()} for name, rows in self.tables.items()}
 
     def load_state_dict(self, state: State) -> None:
-        self.tables = {name: each["values"].to(self.device) for name, each in state.items()}
+        self.tables = {name: table["values"].to(self.device) for name, table in state.items()}

@@ -63,15 +63,15 @@ class ExemplarValues:
         return {name: {"indices": samples, "values": rows} for name, (samples, rows) in self.rows.items()}
 
     def load_state_dict(self, state: State) -> None:
-        self.rows = {name: (each["indices"].cpu(), each["values"].cpu()) for name, each in state.items()}
+        self.rows = {name: (table["indices"].cpu(), table["values"].cpu()) for name, table in state.items()}
         self.tables.clear()
 
 
 def renumbered(state: State, numbers: np.ndarray) -> State:
     """The ``state_dict`` of the same values where sample ``i`` has become ``numbers[i]``."""
     changed = {}
-    for name, each in state.items():
-        changed[name] = {"indices": torch.from_numpy(numbers)[each["indices"]], "values": each["values"]}
+    for name, table in state.items():
+        changed[name] = {"indices": torch.from_numpy(numbers)[table["indices"]], "values": table["values"]}
     return changed
 
 

@@ -82,10 +82,12 @@ def _check(stream, part, classes):
     if stream is None:
         return
     if stream.train.in_memory != part.train.in_memory:
-        old, new = (("arrays" if each.train.in_memory else "image files") for each in (stream, part))
+        old = "arrays" if stream.train.in_memory else "image files"
+        new = "arrays" if part.train.in_memory else "image files"
         raise UserError(f"{part.info.name}: has {new}, earlier tasks had {old}; give all tasks in the same form")
     if part.train.in_memory and part.train.images.shape[1:] != stream.train.images.shape[1:]:
-        new, old = (each.train.images.shape[1] for each in (part, stream))
+        old = stream.train.images.shape[1]
+        new = part.train.images.shape[1]
         raise UserError(f"{part.info.name}: images of side {new}, earlier tasks had {old}; resize them to one size")
 
 
@@ -101,8 +103,8 @@ def _fingerprint(stream: Dataset | None, part: Dataset) -> Fingerprint:
 
     The entry ``tasks`` has that of each task, whose hash also covers its class names.
     """
-    own = part.fingerprint or fingerprint(part.train, part.test)
-    tasks = [*(stream.fingerprint or {})["tasks"], own] if stream else [own]
+    newest = part.fingerprint or fingerprint(part.train, part.test)
+    tasks = [*(stream.fingerprint or {})["tasks"], newest] if stream else [newest]
     return _with_last(tasks, part.info.classes)
 
 

@@ -16,7 +16,7 @@ def only(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
     The fingerprint remains that of the whole data set. Raises a :class:`UserError` for an unknown or repeated class.
     """
     names = dataset.info.classes
-    labels = [_label(each, names, dataset.info.name) for each in classes]
+    labels = [_label(chosen, names, dataset.info.name) for chosen in classes]
     if repeated := [names[label] for label in labels if labels.count(label) > 1]:
         raise UserError(f"classes: '{repeated[0]}' is named twice; name each class once")
     number = np.full(len(names), -1)

@@ -42,14 +42,15 @@ class CoFiMA(InterpolatingLearner):
         self.earlier: Weights = {}  # that of the previous task, while the weights are merged
 
     def end_task(self, task: Task) -> None:
-        found = fisher_of_batches(self, task, self.batches.indices(task), dict(self.network.named_parameters()))
+        fisher = fisher_of_batches(self, task, self.batches.indices(task), dict(self.network.named_parameters()))
         self.earlier = self.fisher
-        self.fisher = {name: value.clamp(max=self.config.options.fishermax) for name, value in found.items()}
+        self.fisher = {name: value.clamp(max=self.config.options.fishermax) for name, value in fisher.items()}
         super().end_task(task)
         self.earlier = {}
 
     def merged(self, name: str, before: Tensor, now: Tensor) -> Tensor:
-        earlier, new = self.earlier[name], part_of(self.fisher[name], before)
+        earlier = self.earlier[name]
+        new = part_of(self.fisher[name], before)
         return fisher_mean(before, now, self.config.options.new_weight, earlier, new)
 
     def get_extra_state(self) -> State:

@@ -119,7 +119,8 @@ class TaskVectorLearner(MergingLearner):
             self._merge_from(placed(state["start"], self.device)).load_state_dict(placed(state["merging"], self.device))
 
     def _merge_from(self, start: Weights) -> Merge:
-        self.start, self.merging = start, self.new_merge(start)
+        self.start = start
+        self.merging = self.new_merge(start)
         return self.merging
 
     def _weights(self) -> Weights:

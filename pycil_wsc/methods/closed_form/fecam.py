@@ -28,7 +28,9 @@ class Mahalanobis(nn.Module):
 
     def __init__(self, width: int, options: "FeCAM.Options", dtype: torch.dtype):
         super().__init__()
-        self.in_features, self.options, self.dtype = width, options, dtype
+        self.in_features = width
+        self.options = options
+        self.dtype = dtype
         self.register_buffer("counts", torch.zeros(0))
         for name in ("means", "centres"):
             self.register_buffer(name, torch.zeros(0, width))
@@ -51,7 +53,8 @@ class Mahalanobis(nn.Module):
             new = features[labels == label].to(self.dtype)
             powers = self.power(new)
             before, after = self.counts[label].item(), self.counts[label].item() + len(new)
-            centre, shift = powers.mean(0), powers.mean(0) - self.centres[label]
+            centre = powers.mean(0)
+            shift = powers.mean(0) - self.centres[label]
             around = (powers - centre).T @ (powers - centre)
             self.scatter[label] += around + before * len(new) / after * torch.outer(shift, shift)
             self.centres[label] += shift * len(new) / after

@@ -173,8 +173,8 @@ class Consolidated(Scoring):
         seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets, *before)
         config = replace(self.config, seed=seed, pretrained=False)
         other = type(self)(config, self.manager, self.train_source, self.device, SINGLE_PROCESS)
-        for each in self.manager.tasks[: task.index + 1]:
-            other.grow_for(each)
+        for earlier in self.manager.tasks[: task.index + 1]:
+            other.grow_for(earlier)
         return dict(other.network.named_parameters())
 
     # ---- during and after a task -------------------------------------------------------------------------------------
@@ -207,7 +207,8 @@ class Consolidated(Scoring):
         super().end_task(task)
 
     def costs(self) -> Costs:
-        options, costs = self.config.wsc, super().costs()
+        options = self.config.wsc
+        costs = super().costs()
         rival = registry.resets.get(options.reset)
         if options.reset != "none" and (rival is None or rival.ranks):
             costs |= self.scoring
@@ -218,11 +219,11 @@ class Consolidated(Scoring):
         return costs
 
     def get_extra_state(self) -> State:
-        parts = {
-            name: part.state_dict()
-            for name in ("consolidation", "replacement", "plateau")
-            if (part := getattr(self, name))
-        }
+        parts = {}
+        for name in "consolidation", "replacement", "plateau":
+            part = getattr(self, name)
+            if part:
+                parts[name] = part.state_dict()
         mine = {
             "warm_epochs": self.warm_epochs,
             "warmups": self.warmups,
@@ -234,8 +235,10 @@ class Consolidated(Scoring):
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
         mine = state["wsc"]
-        self.warm_epochs, self.scoring = mine["warm_epochs"], dict(mine["scoring"])
-        self.warmups, self.replaced = list(mine["warmups"]), list(mine["replaced"])
+        self.warm_epochs = mine["warm_epochs"]
+        self.scoring = dict(mine["scoring"])
+        self.warmups = list(mine["warmups"])
+        self.replaced = list(mine["replaced"])
         for name in "consolidation", "replacement", "plateau":
             if part := getattr(self, name):
                 try:

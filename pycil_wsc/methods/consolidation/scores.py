@@ -43,7 +43,9 @@ def chosen_importance(learner: Scoring, task: Task) -> Importance:
 
 def _score_by_data(learner, task, params, previous):
     """Scores of a registered importance, in evaluation mode and fp32; records the passes and bytes that it takes."""
-    batches, network, costs = UnaugmentedBatches(learner, task), learner.network, learner.scoring
+    batches = UnaugmentedBatches(learner, task)
+    network = learner.network
+    costs = learner.scoring
     options = learner.config.wsc
     with restored_modes(network):
         network.eval()
@@ -78,10 +80,13 @@ class UnaugmentedBatches:
     """
 
     def __init__(self, learner: Scoring, task: Task):
-        self.learner, self.images, self.own = learner, 0, 0
+        self.learner = learner
+        self.images = 0
+        self.passed = 0  # images that this process has last passed over
         resets = learner.consolidation.resets if learner.consolidation else 0
         self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, resets)
-        indices, wanted = learner.batches.indices(task), learner.config.wsc.importance_samples
+        indices = learner.batches.indices(task)
+        wanted = learner.config.wsc.importance_samples
         self.indices = indices if wanted is None else np.random.default_rng(self.seed).permutation(indices)[:wanted]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -94,21 +99,24 @@ class UnaugmentedBatches:
 
         A process without a share gets the first batch, since a score needs samples; its score then weighs nothing.
         """
-        self.images, self.own = self.images + len(self.indices), 0
+        self.images += len(self.indices)
+        self.passed = 0
         for images, labels in self._batches(self.learner.processes.share_of_batches):
-            self.own += len(images)
+            self.passed += len(images)
             yield images, labels
-        if not self.own:
+        if not self.passed:
             yield from self._batches(WHOLE, self.learner.config.batch_size)
 
-    def mean(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean over all samples, from ``own``, the mean over the samples that this process has just passed over."""
-        processes, weight = self.learner.processes, self.own / len(self.indices)
+    def mean(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean over all samples, from ``values``, the mean over those that this process has just passed over."""
+        processes = self.learner.processes
+        weight = self.passed / len(self.indices)
         if processes.count == 1:
-            return dict(own)
-        return {
-            name: processes.sum_(weight * value if weight else torch.zeros_like(value)) for name, value in own.items()
-        }
+            return dict(values)
+        total = {}
+        for name, value in values.items():
+            total[name] = processes.sum_(weight * value if weight else torch.zeros_like(value))
+        return total
 
     def _batches(self, share, number=None):
         """Batches of all samples, or of the first ``number``."""
@@ -121,7 +129,8 @@ class Timed:
     """Wraps an importance and records in ``learner.scoring`` the seconds that it takes and the bytes that it holds."""
 
     def __init__(self, importance: Importance, learner: Scoring):
-        self.importance, self.learner = importance, learner
+        self.importance = importance
+        self.learner = learner
         self.needs_previous = importance.needs_previous
 
     def track(self, params: Params) -> Tracker:
@@ -135,7 +144,9 @@ class TimedTracker(Tracker):
     """The tracker of a :class:`Timed` importance."""
 
     def __init__(self, tracker: Tracker, learner: Scoring):
-        self.tracker, self.learner, self.of_gradients = tracker, learner, tracker.of_gradients
+        self.tracker = tracker
+        self.learner = learner
+        self.of_gradients = tracker.of_gradients
         learner.scoring["importance_bytes"] = max(learner.scoring["importance_bytes"], tracker.nbytes)
 
     def check(self, optimizer: Optimizer, steps: int) -> None:

@@ -78,7 +78,8 @@ class BiC(WA):
         """Indices for the second phase, drawn at random, the same number of every class: int64 (n,)."""
         if not task.index:
             return np.empty(0, np.int64)
-        c, options = self.config, self.config.options
+        c = self.config
+        options = self.config.options
         indices = self.batches.indices(task)
         targets = self.manager.train_targets[indices]
         counts = np.bincount(targets, minlength=task.num_seen)
@@ -86,7 +87,9 @@ class BiC(WA):
         if options.validation == "pycil":
             number = int(options.split_ratio * (c.memory_size / task.num_old))
         else:
-            number = max(int(options.split_ratio * min(c.memory_per_class, old.max())), int(old.min() > 1))
+            number = int(options.split_ratio * min(c.memory_per_class, old.max()))
+            if old.min() > 1:
+                number = max(number, 1)
         number = min(number, old.min(), new.min() // 2)
         rng = np.random.default_rng(seeding.derived_seed(c.seed, "validation", task.index))
         return np.concatenate([rng.permutation(indices[targets == k])[:number] for k in range(task.num_seen)])

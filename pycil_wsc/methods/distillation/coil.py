@@ -82,10 +82,13 @@ class COIL(DistillingLearner):
     @torch.no_grad()
     def begin_task(self, task: Task) -> None:
         self.new = task.train_indices[self.manager.train_targets[task.train_indices] >= task.num_old]
-        self.epoch, self.step, self.due = 0, 0, False
+        self.epoch = 0
+        self.step = 0
+        self.due = False
         if not task.index or self.restoring:  # the transport is in the state
             return
-        weight, rows = self.network.head.weight, self.transported(self.images_before(task), self.new)
+        weight = self.network.head.weight
+        rows = self.transported(self.images_before(task), self.new)
         if not rows.any():
             raise UserError("sinkhorn: the transport plan underflows to 0 at this value; use a larger one")
         scale = weight[: task.num_old].norm(dim=1).mean() / rows.norm(dim=1).mean()
@@ -103,14 +106,17 @@ class COIL(DistillingLearner):
 
     def transported(self, samples: np.ndarray, others: np.ndarray, total: int | None = None) -> Tensor:
         """The head's rows of the classes of ``samples``, as rows of the m classes of ``others``: (m, d)."""
-        options, targets = self.config.options, self.manager.train_targets
-        sources, goals = (means_of(self.outputs.features(each), targets[each]) for each in (samples, others))
+        options = self.config.options
+        targets = self.manager.train_targets
+        sources = means_of(self.outputs.features(samples), targets[samples])
+        goals = means_of(self.outputs.features(others), targets[others])
         labels, plan = plan_between(sources, goals, options.norm_term, options.sinkhorn, total)
         weight = self.network.head.weight[torch.from_numpy(labels).to(self.device)]
         return torch.from_numpy(plan.T).to(weight) @ normalize(weight)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        soft, features = self.teach(batch.images), self.network.extract(batch.images)
+        soft = self.teach(batch.images)
+        features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
         loss = self.cross_entropy(logits, batch.targets)
         if soft is None:
@@ -118,8 +124,11 @@ class COIL(DistillingLearner):
         if not torch.compiler.is_compiling() and self.due:
             with _disable_current_modes():  # the step's arithmetic is counted without it
                 self.renew()  # with batch norm's statistics of this batch, as in PyCIL
-        T, share, directions = self.config.options.T, self.num_old / self.num_seen, normalize(features.float())
-        from_old, from_new = (linear(directions, normalize(rows)) for rows in (self.new_rows, self.old_rows))
+        T = self.config.options.T
+        share = self.num_old / self.num_seen
+        directions = normalize(features.float())
+        from_old = linear(directions, normalize(self.new_rows))
+        from_new = linear(directions, normalize(self.old_rows))
         loss = (1 - share) * loss + share * distillation(logits[:, : self.num_old], soft, T)
         loss = loss + self.terms[0] * distillation(logits[:, self.num_old :], from_old, T)
         return loss + self.terms[1] * distillation(from_new, soft, T), logits
@@ -131,7 +140,9 @@ class COIL(DistillingLearner):
             self.renew()
 
     def after_epoch(self, task: Task, run: PhaseRun, epoch: int, loss: float) -> None:
-        self.epoch, self.step, self.due = epoch + 1, 0, task.index > 0
+        self.epoch = epoch + 1
+        self.step = 0
+        self.due = task.index > 0
         if self.due:
             progress = (epoch + 1) / run.epochs
             self.terms.copy_(torch.tensor([0.0, self.config.options.reg_term * progress**2]))
@@ -139,7 +150,8 @@ class COIL(DistillingLearner):
     @torch.no_grad()
     def renew(self) -> None:
         """Renew the rows of old classes, unless one has no exemplars. Synchronises with the device."""
-        training, self.due = self.network.training, False
+        training = self.network.training
+        self.due = False
         if all(len(self.memory.classes.get(label, ())) for label in range(self.num_old)):
             total = self.num_old if self.config.options.marginals == "pycil" else None
             self.old_rows.copy_(self.transported(self.new, self.memory.indices, total))

@@ -60,7 +60,8 @@ class ICaRL(DistillingLearner):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         options = self.config.options
-        soft, logits = self.teach(batch.images), self.network(batch.images).float()
+        soft = self.teach(batch.images)
+        logits = self.network(batch.images).float()
         if options.probabilities == "sigmoid":
             return self.of_each_class(logits, soft, batch.targets), logits
         loss = self.cross_entropy(logits, batch.targets)

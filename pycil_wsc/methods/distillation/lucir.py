@@ -224,8 +224,8 @@ class LUCIR(DistillingLearner):
             return loss, logits
         options = self.config.options
         nearest = novel.topk(min(options.k_mr, novel.shape[1]), 1).values
-        own = cosines.gather(1, batch.targets[:, None])
-        ranking = (nearest - own + options.mr_margin).relu().mean(1)
+        right = cosines.gather(1, batch.targets[:, None])
+        ranking = (nearest - right + options.mr_margin).relu().mean(1)
         return loss + options.lamda_mr * self.over.mean(ranking, batch.targets < self.num_old), logits
 
     def lamda(self) -> float:

@@ -63,7 +63,8 @@ class RMM(BaseLearner):
         fifth: so its batch norms see the images of one class after the other, and their statistics move.
         """
         self.eval()
-        targets, means = self.manager.train_targets, torch.zeros(task.num_new, device=self.device)
+        targets = self.manager.train_targets
+        means = torch.zeros(task.num_new, device=self.device)
         seeded = seeding.seeded(self.config.seed, "quotas", task.index, device=self.device)
         with seeded:  # dropout draws in training mode
             for place, label in enumerate(range(task.num_old, task.num_seen)):
@@ -129,11 +130,12 @@ def drawn(config: LearnerConfig, task: Task, targets: np.ndarray) -> np.ndarray:
     if not task.index or not rate:
         return task.train_indices
     rng = np.random.default_rng(seeding.derived_seed(config.seed, "new samples", task.index))
-    labels, parts = targets[task.train_indices], []
+    labels = targets[task.train_indices]
+    parts = []
     for label in np.unique(labels):
-        own = task.train_indices[labels == label]
-        number = max(1, int((1 - rate) * len(own)))
-        parts.append(own[np.sort(rng.integers(len(own), size=number))])
+        of_class = task.train_indices[labels == label]
+        number = max(1, int((1 - rate) * len(of_class)))
+        parts.append(of_class[np.sort(rng.integers(len(of_class), size=number))])
     return np.concatenate(parts)
 
 
@@ -147,7 +149,7 @@ def memory_size(config: LearnerConfig, task: Task, manager: TaskSequence) -> int
     usual = config.memory_per_class * task.num_seen if config.fixed_memory else config.memory_size
     if config.is_stream:
         return usual + int(rate_of(config.options.m_rate_list, task) * len(task.train_indices))
-    rated = [each for each in manager.tasks[: task.index + 1] if rate_of(config.options.m_rate_list, each)]
+    rated = [earlier for earlier in manager.tasks[: task.index + 1] if rate_of(config.options.m_rate_list, earlier)]
     if not rated:
         return usual
     rate = rate_of(config.options.m_rate_list, rated[-1])
@@ -163,6 +165,7 @@ def largest_class(manager: TaskSequence) -> int:
 def shares(config: LearnerConfig, task: Task, manager: TaskSequence, above: np.ndarray) -> list[int]:
     """The number of exemplars of each class seen; ``above``: bool (new classes,), its mean loss is above the median."""
     equal = memory_size(config, task, manager) // task.num_seen
-    rate, largest = rate_of(config.options.c_rate_list, task), largest_class(manager)
+    rate = rate_of(config.options.c_rate_list, task)
+    largest = largest_class(manager)
     fewer, more = (min(largest, int(equal * factor)) for factor in (1 - rate, 1 + rate))
-    return [equal] * task.num_old + [fewer if each else more for each in above]
+    return [equal] * task.num_old + [fewer if is_above else more for is_above in above]

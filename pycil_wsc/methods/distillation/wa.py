@@ -26,7 +26,8 @@ class WA(DistillingLearner):
         needs_new_classes = True  # without them the loss is distillation alone
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        soft, logits = self.teach(batch.images), self.network(batch.images).float()
+        soft = self.teach(batch.images)
+        logits = self.network(batch.images).float()
         loss = self.cross_entropy(logits, batch.targets)
         if soft is not None:
             old = self.num_old / self.num_seen

@@ -76,7 +76,8 @@ class BEEF(BaseLearner):
         return EnergyNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
-        self.index, self.samples_drawn = task.index, 0
+        self.index = task.index
+        self.samples_drawn = 0
         self.network.grow(task.num_seen)
         self.network.blocks[:-1].requires_grad_(False)
 
@@ -102,30 +103,33 @@ class BEEF(BaseLearner):
 
     def fusion_indices(self, task: Task) -> list[np.ndarray]:
         """For each class, as many random images of the task and the memory as the memory's quota; none without it."""
-        counts, indices = fusion_counts(task, self.memory, self.manager.train_targets), self.batches.indices(task)
+        counts = fusion_counts(task, self.memory, self.manager.train_targets)
+        indices = self.batches.indices(task)
         targets = self.manager.train_targets[indices]
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "fusion", task.index))
         return [rng.permutation(indices[targets == k])[:count] for k, count in enumerate(counts) if count]
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        network, earlier = self.network, len(self.network.sizes) - 1
+        network = self.network
+        earlier = len(self.network.sizes) - 1
         features = network.extract(batch.images)
         logits = network.classify(features).float()
-        own = network.classify_newest(features).float()
+        newest = network.classify_newest(features).float()
         targets = batch.targets
         if earlier:
             tasks = torch.cat([network.tasks, earlier + torch.arange(network.sizes[-1], device=self.device)])
             targets = tasks[targets]  # earlier tasks are one class each
-            own = torch.cat([own[:, :earlier] / self.config.options.logits_alignment, own[:, earlier:]], 1)
-        loss = self.cross_entropy(own, targets)
-        return loss + self.config.options.energy_weight * self.energy_loss(batch, targets, own.shape[1]), logits
+            newest = torch.cat([newest[:, :earlier] / self.config.options.logits_alignment, newest[:, earlier:]], 1)
+        loss = self.cross_entropy(newest, targets)
+        return loss + self.config.options.energy_weight * self.energy_loss(batch, targets, newest.shape[1]), logits
 
     def energy_loss(self, batch: Batch, own_targets: Tensor, columns: int) -> Tensor:
         """The cross-entropy of samples, whose targets are the forward prototypes of their images' classes.
 
         As in PyCIL, no sample is compared with any class of the batch; in the paper, only with its own.
         """
-        samples, blocks = self.sampling(self, batch), self.network.blocks
+        samples = self.sampling(self, batch)
+        blocks = self.network.blocks
         trained = blocks[1:] if len(blocks) > 1 else blocks  # batch norms count the samples, but those of the first one
         logits = self.network.energies([block(samples) for block in trained][-1]).float()
         present = torch.zeros(logits.shape[1], device=self.device).index_fill(0, own_targets, 1)
@@ -134,7 +138,9 @@ class BEEF(BaseLearner):
 
     def sampled(self, batch: Batch) -> Tensor:
         """Samples of the newest block in evaluation mode, one for each image: (B, 3, H, W)."""
-        options, network, training = self.config.options, self.network, self.network.training
+        options = self.config.options
+        network = self.network
+        training = self.network.training
         images = batch.images.rot90(2, (2, 3))
         own_rows = slice(self.processes.rank, None, self.processes.count)
         noise = options.langevin_noise * self.noise(batch.whole or len(images), images)[:, own_rows]
@@ -190,8 +196,8 @@ def langevin(
     """
     for added in noise:
         images = images.detach().requires_grad_(True)
-        own = mass(images)
-        gradient = torch.autograd.grad(own, images)[0] / sum_of_processes(own.detach())
+        total = mass(images)
+        gradient = torch.autograd.grad(total, images)[0] / sum_of_processes(total.detach())
         images = images.detach() - step_size * gradient + added
     return images.detach()
 
@@ -259,8 +265,8 @@ class EnergyNet(ExpandingNet):
 
     def energies(self, features: Tensor) -> Tensor:
         """Features -> :meth:`classify_newest`, beside the logits of the forward prototypes (B, classes)."""
-        own = self.classify_newest(features)
-        return torch.cat([own, self.energy_head(features[:, -self.out_dim :])], 1)
+        newest = self.classify_newest(features)
+        return torch.cat([newest, self.energy_head(features[:, -self.out_dim :])], 1)
 
     def foreign_mass(self, images: Tensor) -> Tensor:
         """The probabilities, added up, with which the newest block takes ``images`` for none of its own: ()."""

@@ -61,7 +61,8 @@ class EWC(PenalisingLearner):
     @torch.enable_grad()
     def _of_samples(self, task):
         self.eval()
-        targets, size = self.manager.train_targets, self.config.batch_size
+        targets = self.manager.train_targets
+        size = self.config.batch_size
         batches = self.train_source.batches(task.train_indices, targets, size)
         with refusing_backbone("fisher", "samples", self.config.convnet_type):
             return dict(fisher_diagonal(self.network, self.trained(), batches))

@@ -29,18 +29,19 @@ class MAS(PenalisingLearner):
     @torch.enable_grad()
     def new_importance(self, task: Task) -> Weights:
         parameters = self.trained()
-        found = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        importance = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         self.eval()
-        targets, size = self.manager.train_targets, self.config.batch_size
+        targets = self.manager.train_targets
+        size = self.config.batch_size
         share = self.processes.share_of_batches
         for images, _ in self.train_source.batches(task.train_indices, targets, size, share=share):
             with self.precision.autocast():
                 logits = self.network(images)
             norms = logits.float().square().sum()
             gradients = torch.autograd.grad(norms, list(parameters.values()), allow_unused=True)
-            for value, gradient in zip(found.values(), gradients):
+            for value, gradient in zip(importance.values(), gradients):
                 if gradient is not None:
                     value += gradient.abs() / len(task.train_indices)
-        for value in found.values():
+        for value in importance.values():
             self.processes.sum_(value)
-        return found
+        return importance

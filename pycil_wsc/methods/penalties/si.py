@@ -80,12 +80,12 @@ class SI(PenalisingLearner):
 
     def new_importance(self, task: Task) -> Weights:
         xi = self.config.options.xi
-        found = {}
+        importance = {}
         for name, parameter in self.trained().items():
             distance = parameter - self.start[name]
-            found[name] = self.path[name] / (distance.square() + xi)
+            importance[name] = self.path[name] / (distance.square() + xi)
         self.step.clear()
-        return found
+        return importance
 
     @torch.no_grad()
     def end_task(self, task: Task) -> None:

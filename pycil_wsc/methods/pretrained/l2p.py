@@ -86,7 +86,7 @@ class PoolLearner(PromptedLearner):
             True, "in training, all images of a batch get the prompts that most of them choose"
         )
         batchwise_test: bool = key(
-            False, "the images of a test batch vote, too, as in PILOT; predictions then depend on the batch"
+            False, "so do test images, whose predictions then depend on each other, as those of PILOT do"
         )
         pull_constraint: bool = key(True, "pull the keys of the chosen prompts towards the queries")
         pull_constraint_coeff: float = key(0.1, "weight of `pull_constraint`", low=0)

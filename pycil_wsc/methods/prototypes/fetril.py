@@ -66,14 +66,15 @@ class FeTrIL(ClassRows):
     def keep_means(self, task: Task) -> tuple[np.ndarray, np.ndarray]:
         """Keep the mean feature of each class of the task; (features, targets) of its images: (n, d), (n,)."""
         features, targets = self.features_and_targets(task)
-        for label, own in by_class(features, targets):
-            self.means[label] = torch.from_numpy(own.mean(0))
+        for label, of_class in by_class(features, targets):
+            self.means[label] = torch.from_numpy(of_class.mean(0))
         return features, targets
 
     def translated(self, task: Task) -> tuple[np.ndarray, np.ndarray]:
         """The features of the task's images, then those that stand for each other class: (rows, d), (rows,)."""
         features, targets = self.keep_means(task)
-        means, new = self.means.cpu().numpy(), np.unique(targets)
+        means = self.means.cpu().numpy()
+        new = np.unique(targets)
         unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
         rows = [features]
         labels = [targets]

@@ -56,8 +56,8 @@ class PromptPool(nn.Module):
             tasks: int64 (B,), from 0.
             otherwise: int64 (B, top_k).
         """
-        own = tasks.unsqueeze(1) * self.top_k + torch.arange(self.top_k, device=tasks.device)
-        return torch.where(own[:, -1:] < self.size, own, otherwise)
+        of_task = tasks.unsqueeze(1) * self.top_k + torch.arange(self.top_k, device=tasks.device)
+        return torch.where(of_task[:, -1:] < self.size, of_task, otherwise)
 
     def taken(self, chosen: Tensor) -> Tensor:
         """The chosen prompts, one after another: (B, top_k) -> (B, top_k, *shape)."""

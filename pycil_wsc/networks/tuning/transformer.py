@@ -210,7 +210,7 @@ def attend(
     keys = attn.k_norm(keys)
     length = 0
     if prefix is not None:
-        more_keys, more_values = (_of_heads(each, attn, keys) for each in prefix)
+        more_keys, more_values = (_of_heads(tensor, attn, keys) for tensor in prefix)
         length = more_keys.shape[2]
         keys = torch.cat([more_keys, keys], 2)
         values = torch.cat([more_values, values], 2)

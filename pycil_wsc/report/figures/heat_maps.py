@@ -45,7 +45,8 @@ def confusion_maps(series: Series) -> Iterator[Plot]:
     records: list[Record] = list(rows["record"])
     matrices = [np.array(record.data["confusion"], dtype=float) for record in records]
     orders = [(record.data.get("class_order") or [])[: len(counts)] for record, counts in zip(records, matrices)]
-    first, names = orders[0], records[0].data.get("class_names") or []
+    first = orders[0]
+    names = records[0].data.get("class_names") or []
     order, axis = "learned", "learning order"
     if len(first) < len(matrices[0]) or any(sorted(other) != sorted(first) for other in orders):
         order, axis = "unknown", "place in the learning order"
@@ -74,8 +75,8 @@ def _heat_maps(
     undrawn = [] if series.group.options.all_figures or len(sizes) <= SIZES else sizes[1:-1]
     unit = series.group.memory_title
     more = texts("undrawn", [memory_text(memory) for memory in undrawn], unit)
-    for memory, own in rows.loc[~rows["memory"].isin(undrawn)].groupby("memory"):
-        methods = own.groupby("name", sort=False)["map"]
+    for memory, runs in rows.loc[~rows["memory"].isin(undrawn)].groupby("memory"):
+        methods = runs.groupby("name", sort=False)["map"]
         down, across = arranged(len(methods))
         figure = Figure((min(PAGE, 2.75 * across + 0.9), 2.75 * down + 0.3))
         axes = figure.subplots(down, across, squeeze=False).ravel()
@@ -97,7 +98,8 @@ def _heat_maps(
 
 def _draw_map(ax: Axes, values: np.ndarray, norm: Normalize, names: Sequence[str], numbered: bool) -> None:
     """Draw ``values`` with ``names`` of its rows; if ``numbered``, rows count from 1 and cells show their values."""
-    count, first = len(values), int(numbered)
+    count = len(values)
+    first = int(numbered)
     extent = (first - 0.5, first + count - 0.5, first + count - 0.5, first - 0.5)
     ax.imshow(values, "viridis", norm, extent=extent, interpolation="none")
     ax.grid(False)

@@ -56,9 +56,9 @@ def draw_lines(
     The spread of ``y``, ``sem`` or ``std``, is drawn as error bars or as a band. A single value has none. If one of
     the values is not a number, the line has a gap.
     """
-    for name, own in points.groupby("name", sort=False):
+    for name, of_line in points.groupby("name", sort=False):
         style = styles[str(name)]
-        runs = own.astype({"x": float, "y": float}).groupby("at")
+        runs = of_line.astype({"x": float, "y": float}).groupby("at")
         line = runs["y"].agg(mean="mean", error=spread, known="count", all="size").assign(x=runs["x"].mean())
         line = line.where(line["known"] == line["all"]).fillna({"error": 0.0, "x": runs["x"].mean()})
         axes.errorbar(line["x"], line["mean"], line["error"] if bars else None, **style, elinewidth=0.8)
@@ -149,11 +149,11 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     rows = group.named(rows, "variant", "learner", study.studied).sort_values(line_of[:2], kind="stable")
     memories, variants = sorted(rows["memory"].unique()), list(rows["variant"].unique())
     styles: dict[str, Style] = {}
-    for _, own in rows.groupby(line_of):
-        memory, last, variant = own[["memory", "last", "variant"]].iloc[0]
+    for _, of_line in rows.groupby(line_of):
+        memory, last, variant = of_line[["memory", "last", "variant"]].iloc[0]
         colour = colormaps["viridis"](0.25 + 0.55 * memories.index(memory) / max(1, len(memories) - 1))
         name = memory_text(memory) + (WITHOUT if last else "") + one_line(variant.removeprefix("wsc"))
-        rows.loc[own.index, "name"] = name
+        rows.loc[of_line.index, "name"] = name
         marker = "osD^vPX"[variants.index(variant) % 7]
         styles[name] = {"color": colour, "marker": marker, "linestyle": ":" if last else "-"}
         styles[name]["markerfacecolor"] = SURFACE if last else colour
@@ -175,8 +175,8 @@ def by_method(series: Series, slug: str, specs: Sequence[Spec]) -> Iterator[Plot
     last = max(1, len(series.memories) - 1)
     for ax, spec in zip(axes, specs):
         values = spec.scale * rows[spec.column]
-        found = values.groupby([rows["name"], rows["memory"]]).agg(mean="mean", error=series.spread)
-        for (name, memory), mean, error in found.fillna({"error": 0.0}).itertuples():
+        summary = values.groupby([rows["name"], rows["memory"]]).agg(mean="mean", error=series.spread)
+        for (name, memory), mean, error in summary.fillna({"error": 0.0}).itertuples():
             size = SMALLEST + (LARGEST - SMALLEST) * series.memories.index(memory) / last
             style = series.styles[name] | {"markersize": size, "linestyle": "none"}
             ax.errorbar(mean, names.index(name), xerr=error, **style, elinewidth=0.8)

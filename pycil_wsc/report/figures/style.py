@@ -162,4 +162,4 @@ def _shortened(svg: bytes) -> bytes:
     Factors are kept whole: a glyph's outline is scaled by 1/64, and 0.01 would be 64 % of that.
     """
     positions = rb' (?:d|x|y)="[^"]*"|translate\([^)]*\)'
-    return re.sub(positions, lambda found: re.sub(rb"(\.\d\d)\d+", rb"\1", found[0]), svg)
+    return re.sub(positions, lambda match: re.sub(rb"(\.\d\d)\d+", rb"\1", match[0]), svg)

@@ -41,7 +41,8 @@ def tables(group: Group) -> Iterator[Table]:
     studies = [partial(accuracy, study=study) for study in STUDIES]
     builders: list[Callable[[Group], Table | None]] = [studies[0], differences, *studies[1:], measures, further, cost]
     if group.tasks:
-        spent, notes = MEASURES["cost of language models"], texts("language_cost")
+        spent = MEASURES["cost of language models"]
+        notes = texts("language_cost")
         costs = partial(_listing, name="cost", title="Cost", columns=spent, below=notes)
         builders = [after_last_task, partial(after_last_task, version="fixed"), after_each_task, costs]
     elif group.setting.validation_split:
@@ -80,9 +81,10 @@ def accuracy(group: Group, study: Study) -> Table | None:
     rows = group.rows_in(study)
     if rows.empty:
         return None
-    own = rows.loc[~rows["entry"].isin(study.plain)]
-    corner, costs = study.corner, MEASURES.get(study.costs, [])
-    memories = [Column(memory_text(memory)) for memory in sorted(own["memory"].unique())]
+    shown = rows.loc[~rows["entry"].isin(study.plain)]
+    corner = study.corner
+    costs = MEASURES.get(study.costs, [])
+    memories = [Column(memory_text(memory)) for memory in sorted(shown["memory"].unique())]
     columns = [*memories, *costs]
     values = pd.concat([by_memory(rows), melted(rows, costs)])
     cells = aggregate(values, ["entry", corner, "expands"], columns)
@@ -119,10 +121,10 @@ def _comparable(group: Group, study: Study, rows: pd.DataFrame) -> set[str]:
         return names if len(keys) <= 1 and len(group.variants_of) == 1 else set()
     if not any(key.startswith("wsc.") for key in study.studied):
         return names
-    own = first.loc[first["learner"] == "wsc"]
-    rest = rest_of(own, (*study.studied, *study.options))
+    of_wsc = first.loc[first["learner"] == "wsc"]
+    rest = rest_of(of_wsc, (*study.studied, *study.options))
     most = [setting for setting, _ in Counter(rest).most_common(1)]
-    return names - set(own.loc[[setting not in most for setting in rest], study.corner])
+    return names - set(of_wsc.loc[[setting not in most for setting in rest], study.corner])
 
 
 def rest_of(rows: pd.DataFrame, studied: Sequence[str]) -> list[tuple[tuple[str, str], ...]]:
@@ -155,12 +157,12 @@ def _other_schedules(rows: pd.DataFrame, group: Group) -> list[tuple[bool, int, 
     rows = rows.loc[rows["schedule"] != rows["theirs"]]
     rows = rows.assign(shorter=rows["schedule"].map(sum) < rows["theirs"].map(sum))
     of_schedule = rows.groupby(["shorter", "schedule"], sort=False)[["learner", "theirs"]].agg(set).reset_index()
-    found = []
+    lines = []
     for shorter, (first, later), methods, schedules in of_schedule.itertuples(index=False, name=None):
         names = [group.shown(method) for method in sorted(methods, key=method_rank)]
         theirs = sorted("{} and {}".format(*schedule) for schedule in schedules)
-        found.append((shorter, first, later, names, theirs))
-    return found
+        lines.append((shorter, first, later, names, theirs))
+    return lines
 
 
 def _other_settings(rows: pd.DataFrame, group: Group) -> dict[str, list[str]]:
@@ -284,7 +286,8 @@ def after_each_task(group: Group) -> Table:
     for stage, task in enumerate(group.tasks):
         stages.append(melted(rows.assign(**{"after task": f"{stage + 1} {task}"}), scores(group.tasks, stage=stage)))
     values = pd.concat(stages).sort_index(kind="stable")  # the stages of each run in succession
-    columns, title = scores(group.tasks, stage=0), "Scores after each task (%), TRACE’s metrics"
+    columns = scores(group.tasks, stage=0)
+    title = "Scores after each task (%), TRACE’s metrics"
     return _listing(group, "stages", title, columns, values=values)
 
 

@@ -128,12 +128,12 @@ def _as_text(cell: Any, column: Column, spread: str) -> Text:
     known = not np.isnan(width) and not column.exact
     while known and width and not round(width, decimals) and decimals < column.decimals + 3:
         decimals += 1  # a spread is not shown as 0
-    own = f"{cell.mean:{'+' if column.signed else ''},.{decimals}f}" if cell.averaged_over else "–"
-    own += f" ± {width:,.{decimals}f}" if known else ""
+    ours = f"{cell.mean:{'+' if column.signed else ''},.{decimals}f}" if cell.averaged_over else "–"
+    ours += f" ± {width:,.{decimals}f}" if known else ""
     paper = "" if np.isnan(cell.paper_mean) else f"{cell.paper_mean:.2f}"
     paper += "" if np.isnan(cell.paper_standard_error) else f" ± {cell.paper_standard_error:.1f}"
     apart = "" if np.isnan(cell.differs_by) else f"{'▲' if cell.differs_by > 0 else '▼'} {abs(cell.differs_by):.2f}"
-    return Text(own, paper, apart, bool(cell.best))
+    return Text(ours, paper, apart, bool(cell.best))
 
 
 def _without_formula(label: object) -> object:

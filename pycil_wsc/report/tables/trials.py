@@ -25,27 +25,30 @@ def trials(group: Group) -> dict[str, tuple[pd.DataFrame, int]]:
     """
     rows = group.named(group.rows, "keys", "learner", brief=False)
     rows["value"] = measured(rows, AVERAGE)
-    found = {}
-    for method, own in rows.groupby("learner", sort=False):
-        own = own.assign(keys=own["keys"].str.removeprefix(str(method)).str.strip())
-        of_trial = own.groupby("keys", sort=False)[["memory", "seed"]]
+    by_method = {}
+    for method, tried in rows.groupby("learner", sort=False):
+        tried = tried.assign(keys=tried["keys"].str.removeprefix(str(method)).str.strip())
+        of_trial = tried.groupby("keys", sort=False)[["memory", "seed"]]
         runs = {keys: set(trial.itertuples(index=False, name=None)) for keys, trial in of_trial}
         counts = {}  # of each trial's memory sizes and seeds: how many trials have all of them
         for places in runs.values():
             counts[tuple(sorted(places))] = len([other for other in runs.values() if places <= other])
         chosen = min(counts, key=lambda places: (-len(places) * counts[places], -len(places), places))
-        lines = own[["keys", "memory", "seed"]].itertuples(index=False)
-        own = own.loc[[(memory, seed) in chosen and runs[keys] >= set(chosen) for keys, memory, seed in lines]]
-        own = own.assign(value=own.groupby(["keys", "seed"])["value"].transform("mean"))  # over the memory sizes
-        own = own.assign(mean=own["keys"].map(own.drop_duplicates(["keys", "seed"]).groupby("keys")["value"].mean()))
-        found[str(method)] = own.sort_values("mean", ascending=False, kind="stable"), len(runs) - counts[chosen]
-    return found
+        lines = tried[["keys", "memory", "seed"]].itertuples(index=False)
+        tried = tried.loc[[(memory, seed) in chosen and runs[keys] >= set(chosen) for keys, memory, seed in lines]]
+        tried = tried.assign(value=tried.groupby(["keys", "seed"])["value"].transform("mean"))  # over the memory sizes
+        means = tried.drop_duplicates(["keys", "seed"]).groupby("keys")["value"].mean()
+        tried = tried.assign(mean=tried["keys"].map(means))
+        by_method[str(method)] = tried.sort_values("mean", ascending=False, kind="stable"), len(runs) - counts[chosen]
+    return by_method
 
 
 def tuning(group: Group) -> Table:
     """The table of a group of trials: a row per method."""
-    found, parts, counts = trials(group), [], {}
-    for method, (rows, _) in found.items():
+    by_method = trials(group)
+    parts = []
+    counts = {}
+    for method, (rows, _) in by_method.items():
         means = rows.drop_duplicates("keys")["mean"]
         counts[method] = len(means)
         best = rows.loc[rows["keys"] == rows["keys"].iloc[0]].assign(column=COLUMNS[0].label, memory=0)
@@ -56,9 +59,10 @@ def tuning(group: Group) -> Table:
         parts.append(lines.assign(**{"best trial": best["keys"].iloc[0] or "the only one"}))
     labels = ["method", "trials", "best trial"]
     cells = aggregate(pd.concat(parts), [*labels, "expands"], COLUMNS)
-    files, part = [_file(method, group) for method in found], [name for name, _ in group.setting.part]
+    files = [_file(method, group) for method in by_method]
+    part = [name for name, _ in group.setting.part]
     below = texts("tuning", f"{100 * group.setting.validation_split:g}", files, counts, part)
-    lacking = {method: left_out for method, (_, left_out) in found.items() if left_out}
+    lacking = {method: left_out for method, (_, left_out) in by_method.items() if left_out}
     title = "Hyperparameters by accuracy on held-out training data (CNN, top-1 %)"
     return Table(group, "tuning", title, labels, COLUMNS, cells, [*below, *texts("missing_trials", lacking)])
 

@@ -81,7 +81,8 @@ def scores(name: str, predicted: np.ndarray, targets: np.ndarray, tasks: np.ndar
 
 def task_scalars(history: Sequence[Mapping[str, Json]]) -> dict[str, float]:
     """Scalars of the newest task for curves over tasks. ``history``: the lines of ``metrics.jsonl`` so far."""
-    line, matrix = history[-1], [line["cnn_tasks"] for line in history]
+    line = history[-1]
+    matrix = [line["cnn_tasks"] for line in history]
     values = {
         "cnn_top1": line["cnn_top1"],
         "newest_task": line["cnn_tasks"][-1],

@@ -43,11 +43,11 @@ def apart(groups: Iterable[Group], parameters: Iterable[nn.Parameter], others: f
     for group in groups:
         settings = {name: group[name] for name in ("lr", "weight_decay", "lr_scale")}
         rest = [parameter for parameter in group["params"] if parameter not in chosen]
-        own = [parameter for parameter in group["params"] if parameter in chosen]
+        selected = [parameter for parameter in group["params"] if parameter in chosen]
         if rest:
             divided.append({**settings, "params": rest, "lr_scale": others * group["lr_scale"]})
-        if own:
-            divided.append({**settings, "params": own})
+        if selected:
+            divided.append({**settings, "params": selected})
     return divided
 
 

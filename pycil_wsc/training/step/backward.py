@@ -24,7 +24,9 @@ class Backward:
     """
 
     def __init__(self, learner: Trainable, phase: Phase, batch_norm_parts: int | None = None) -> None:
-        self.learner, self.phase, self.parts = learner, phase, batch_norm_parts
+        self.learner = learner
+        self.phase = phase
+        self.parts = batch_norm_parts
         self.passes: dict[Callable, Passes] = {}  # loss -> its passes
         if learner.config.compile:
             torch.compiler.reset()  # what was compiled for the networks of earlier phases is of no more use

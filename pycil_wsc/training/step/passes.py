@@ -16,7 +16,8 @@ class Passes:
     """batch -> (loss, number of correct predictions), on the device; sets the gradients ``p.grad``."""
 
     def __init__(self, compute: Compute, optimizer: Optimizer):
-        self.compute, self.optimizer = compute, optimizer
+        self.compute = compute
+        self.optimizer = optimizer
         self.logits: Tensor | None = None  # (B, classes), of the last batch
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -42,7 +43,8 @@ class CompiledPasses(Passes):
 
     def __init__(self, compute: Compute, optimizer: Optimizer, compiled: Compute):
         super().__init__(compute, optimizer)
-        self.plain, self.compiled = compute, compiled
+        self.plain = compute
+        self.compiled = compiled
         self.sizes: tuple[int, ...] = ()
         self.first = True  # whether the next step is the first of an epoch
 
@@ -50,7 +52,7 @@ class CompiledPasses(Passes):
         self.first = True
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        sizes = tuple(len(each) for each in (batch.images, *batch.views, *batch.drawn))
+        sizes = tuple(len(part) for part in (batch.images, *batch.views, *batch.drawn))
         self.sizes = self.sizes or sizes
         ordinary = self.first or sizes != self.sizes
         self.first = False
