@@ -73,7 +73,7 @@ def test_a_run_records_whether_its_network_grows_and_readers_know_it_of_earlier_
 def test_what_readers_know_of_earlier_methods_is_what_the_methods_say_of_themselves():
     assert {name for name, learner in registry.learners.items() if learner.Plan.expands} >= EXPANDED
     for name, learner in registry.learners.items():
-        for fixed_memory in (False,) if name in ("gss", "hal") else (True, False):
+        for fixed_memory in (False,) if name in ("gss", "hal", "xder") else (True, False):
             config = resolve({"model_name": name, "fixed_memory": fixed_memory, "memory_size": 100})
             unused, _ = config.memory_keys
             read = unused in learner.Plan(config).also_reads()
