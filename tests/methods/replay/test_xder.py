@@ -21,7 +21,7 @@ from pycil_wsc.errors import UserError
 
 RATE = {"momentum": 0.9, "weight_decay": 1e-3}
 KEYS = {"memory_size": 11, "replay_batch_size": 5, "batch_size": 4, "precision": "fp32", "model_name": "xder"}
-KEYS |= {"init_epoch": 2, "epochs": 2, "init_lr": 0.02, "lrate": 0.02, "init_milestones": [], "milestones": []}
+KEYS |= {"init_epoch": 1, "epochs": 1, "init_lr": 0.02, "lrate": 0.02, "init_milestones": [], "milestones": []}
 KEYS |= {"init_weight_decay": 1e-3, "convnet_options.width": 4} | RATE
 OPTIONS = {"alpha": 0.3, "beta": 0.8, "gamma": 0.85, "lambd": 0.5, "simclr_temp": 0.5, "simclr_batch_size": 3}
 OPTIONS |= {"simclr_num_aug": 2, "constr_eta": 0.4, "constr_margin": 0.3, "future_constraint": True}
