@@ -37,12 +37,16 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("xder")
 
 
+def begun(case, folder):
+    data = small_data(folder / "data.npz", per_class=6)
+    keys = KEYS | CASES[case] | {"dataset": f"npz:{data}", "out": str(folder), "increments": [2, 1, 3]}
+    return run_of({name: value for name, value in SETTINGS.items() if name not in ("init_cls", "increment")} | keys)
+
+
 @functools.cache
 def trained(case, folder):
     """The network before, what each task drew, and the learner after three tasks."""
-    data = small_data(folder / "data.npz", per_class=6)
-    keys = KEYS | CASES[case] | {"dataset": f"npz:{data}", "out": str(folder), "increments": [2, 1, 3]}
-    run = run_of({name: value for name, value in SETTINGS.items() if name not in ("init_cls", "increment")} | keys)
+    run = begun(case, folder)
     learner = run.learner
     before, tasks = None, []
     step, logits, numbers = learner.before_step, learner._logits, learner._numbers
@@ -130,6 +134,38 @@ def test_the_memory_has_as_many_exemplars_of_each_class_to_one(folder):
     assert counts[1][:2] == [3, 3] and counts[2][:3] == [1, 1, 1]
 
 
+def unchanging(number):
+    """Drawn numbers that leave an image as it is: (number, ``NUMBERS``)."""
+    numbers = torch.full((number, simclr.NUMBERS), 0.999999)  # the whole image
+    numbers[:, 20:22] = 0.0
+    numbers[:, 10:20] = 0.5
+    numbers[:, -3:] = torch.tensor([0.6, 0.9, 0.3])  # none of the three
+    return numbers
+
+
+def test_views_are_made_of_images_as_they_are_stored(folder):
+    run = begun("plain", folder)
+    learner, targets = run.learner, run.manager.train_targets
+    pictured = []
+
+    def compared(batch):
+        for each in (*batch.replay[2:], batch) if batch.views else ():
+            (images, _), *_ = learner.train_source.batches(each.indices.numpy(), targets, len(each))
+            assert torch.allclose(torch.stack(each.views), images.expand(2, *images.shape), atol=1e-4)
+            pictured.append(each is batch)
+        return batch
+
+    before, numbers = learner.before_step, learner._numbers
+    drawing = patch.object(
+        learner, "_numbers", lambda generator: (numbers(generator)[0], unchanging(16).view(2, 8, -1))
+    )
+    watched = patch.object(learner, "before_step", lambda batch: compared(before(batch)))
+    with uncounted(), drawing, watched:
+        for task in run.manager.tasks[:2]:
+            learner.learn(task, SILENT)
+    assert pictured.count(False) == 2 and pictured.count(True) == 3 + 2
+
+
 def test_a_memory_of_each_class_is_refused():
     with pytest.raises(UserError, match="^fixed_memory: 'xder' divides memory_size among the classes"):
         resolve(SETTINGS | {"model_name": "xder", "fixed_memory": True})
@@ -172,12 +208,8 @@ def test_colours_change_as_torchvisions_do_in_the_order_of_each_image(drawn):
 
 
 def test_images_are_flipped_recoloured_and_grey_by_chance(drawn):
-    images, numbers = drawn
-    numbers = numbers.clone()
-    numbers[:, :22] = 0.999999  # the whole image
-    numbers[:, 20:22] = 0.0
-    numbers[:, 10:20] = 0.5
-    numbers[:, -3:] = torch.tensor([0.6, 0.9, 0.3])  # none of the three
+    images, _ = drawn
+    numbers = unchanging(len(images))
     assert torch.allclose(simclr.strongly_augmented(images, numbers), images, atol=1e-5)
     numbers[:, -3] = 0.4
     assert torch.allclose(simclr.strongly_augmented(images, numbers), images.flip(3), atol=1e-5)
