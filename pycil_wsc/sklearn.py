@@ -182,8 +182,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         if others := sorted({"out", "on_progress"} & (self.keys or {}).keys()):
             raise UserError(f"keys: '{others[0]}' cannot be given here; leave it out")
         if twice := sorted(of_arguments.keys() & (self.keys or {}).keys()):
-            own = of_arguments[twice[0]]
-            raise UserError(f"keys: '{twice[0]}' has an argument of its own; give {own}=... instead")
+            argument = of_arguments[twice[0]]
+            raise UserError(f"keys: '{twice[0]}' has an argument of its own; give {argument}=... instead")
         keys: dict[str, Any] = (AS_THEY_ARE if form == "rows" else {}) | dict(self.keys or {})
         keys |= {name: getattr(self, name) for name in ("epochs", "memory_per_class", "convnet_type", "batch_size")}
         keys["device"] = self.device
@@ -288,8 +288,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         path = folder / FILE
         with refusing(path, "a saved classifier", "save it again"):
             content = json.loads(read_file(path))
-            for each in (content, *content.get("before", ())):
-                if classifier := cls._described_by(each, folder, device):
+            for described in (content, *content.get("before", ())):
+                if classifier := cls._described_by(described, folder, device):
                     return classifier
         raise UserError(f"{path}: is of another learner than the one beside it; save both again")
 
@@ -372,10 +372,10 @@ def in_common(labels: np.ndarray, known: np.dtype[Any]) -> np.ndarray:
     """
     if labels.dtype.kind not in "iu" or known.kind not in "iu" or np.result_type(labels, known).kind != "f":
         return labels
-    found = labels.astype(known)
-    if wrong := np.flatnonzero(found != labels).tolist():
+    converted = labels.astype(known)
+    if wrong := np.flatnonzero(converted != labels).tolist():
         raise UserError(f"y: {labels[wrong[0]]} is too large for the type of the known labels, {known}")
-    return found
+    return converted
 
 
 def form_of(images: Samples) -> str:
@@ -412,7 +412,7 @@ def shape_of(pixels: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
     if wanted is None:
         side = math.isqrt(pixels - 1) + 1
         return side, side
-    shape = [*wanted] if isinstance(wanted, (list, tuple)) and all(type(each) is int for each in wanted) else []
+    shape = [*wanted] if isinstance(wanted, (list, tuple)) and all(type(size) is int for size in wanted) else []
     if len(shape) not in (2, 3) or shape[0] != shape[1] or shape[2:] not in ([], [3]) or math.prod(shape) != pixels:
         raise UserError(f"image_shape: {wanted} is not (side, side) or (side, side, 3) with {pixels} pixels in all")
     return tuple(shape)

@@ -148,8 +148,10 @@ class Learner:
             return []
         lines = self._saved.state["history"]
         noted = [*self._saved.bookkeeping.entries, *[Entry()] * len(lines)]  # earlier versions noted nothing
-        pairs = [*zip(lines, noted)][tasks]
-        return [copy.deepcopy({**line, "task": line["task"] + 1, **entry}) for line, entry in pairs]
+        entries = []
+        for line, entry in list(zip(lines, noted))[tasks]:
+            entries.append(copy.deepcopy({**line, "task": line["task"] + 1, **entry}))
+        return entries
 
     def __repr__(self) -> str:
         if self._saved is None:

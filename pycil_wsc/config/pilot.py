@@ -181,7 +181,7 @@ def _schedule(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     for milestones, epochs in (("init_milestones", "init_epoch"), ("milestones", "epochs")):
         given, end = ours.get(milestones), ours.get(epochs)
         if isinstance(given, list) and type(end) is int:  # some are beyond the end, where they have no effect
-            ours[milestones] = [each for each in given if type(each) is not int or each < end]
+            ours[milestones] = [epoch for epoch in given if type(epoch) is not int or epoch < end]
     return ours
 
 

@@ -278,15 +278,15 @@ class Run(Monitor):
     def _restore(self):
         """Restore the saved state, if any; returns (index of the next task, the position in it or None)."""
         path = self.folder / CHECKPOINT
-        found = self.processes.from_first(lambda: self._read_checkpoint(path))
-        state = found or self.start
+        saved = self.processes.from_first(lambda: self._read_checkpoint(path))
+        state = saved or self.start
         if state is None:
             return 0, None
         if self.start and losses(state["history"])[: len(self.start["history"])] != losses(self.start["history"]):
             raise UnusableRun(f"{path}: was made from another learner; delete it to start this task again")
-        if found:
-            keep_arithmetic(self.learner, found)
-            self.first_task = found.get("first_task", "")  # missing in checkpoints of earlier versions
+        if saved:
+            keep_arithmetic(self.learner, saved)
+            self.first_task = saved.get("first_task", "")  # missing in checkpoints of earlier versions
             self.journal.log.info("resumes in %s, as it began", self.learner.precision.name)
         # copies: what training changes must not change ``start``
         noted = {name: state[name] for name in self.journal.state_dict()}
@@ -298,7 +298,7 @@ class Run(Monitor):
             self.anytime.load_state_dict(state["anytime"])
         self._renew_plan(state)
         position = state["position"]
-        self.resumes = found is not None
+        self.resumes = saved is not None
         regrow(self.learner, self.manager.tasks[: position["task"]])
         if state["optimizer"] is not None:
             return position["task"], Resume(position["phase"], position["epoch"], state["learner"], state["optimizer"])
@@ -306,10 +306,10 @@ class Run(Monitor):
         return position["task"], None
 
     def _read_checkpoint(self, path):
-        found = read_checkpoint(path, self.config, self.data)
-        if found:
-            found["learner"] = with_pretrained(found, self.learner.new_backbone)
-        return found
+        saved = read_checkpoint(path, self.config, self.data)
+        if saved:
+            saved["learner"] = with_pretrained(saved, self.learner.new_backbone)
+        return saved
 
 
 def end_of(task: Task) -> dict[str, int]:

@@ -236,11 +236,11 @@ class Batches:
         learner = self.learner
         memory = learner.memory
         assert isinstance(memory, StreamMemory)
-        own = slots[learner.processes.share_of_each_batch.rows(0)]
+        own_slots = slots[learner.processes.share_of_each_batch.rows(0)]
         whole = [slice(0, len(slots))]
         (images, targets), *_ = self._of_memory(memory.slots[slots], whole, augmented, task, *address)
-        samples = torch.from_numpy(memory.slots[own]).to(learner.device)
-        return self._drawn(images, targets, samples, torch.from_numpy(own).to(learner.device), len(slots))
+        samples = torch.from_numpy(memory.slots[own_slots]).to(learner.device)
+        return self._drawn(images, targets, samples, torch.from_numpy(own_slots).to(learner.device), len(slots))
 
     def _drawn(self, images: Tensor, targets: Tensor, samples: Tensor, slots: Tensor, whole: int) -> Batch:
         """A batch of exemplars in these slots, with what is stored there now."""

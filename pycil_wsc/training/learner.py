@@ -92,8 +92,8 @@ class BaseLearner(nn.Module):
         super().__init_subclass__()
         _complete_plan(cls)
         known = [name for name in dir(BaseLearner) if re.fullmatch(HOOK, name)]
-        own = vars(BaseLearner)
-        hooks = [name for name, value in own.items() if callable(value) and not name.startswith("_")]
+        members = vars(BaseLearner)
+        hooks = [name for name, value in members.items() if callable(value) and not name.startswith("_")]
         for name, value in vars(cls).items():
             if name == "learn":
                 raise UserError(

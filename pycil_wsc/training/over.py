@@ -47,16 +47,16 @@ class Over:
         total = torch.where(chosen, values, 0).sum()
         count = chosen.sum()
         if self.processes.count > 1:
-            own = len(values) if batch is None else batch.weight
-            count, whole = self.processes.sum(torch.stack([count, torch.full_like(count, own)]))
-            total = total * whole / max(own, 1)
+            weight = len(values) if batch is None else batch.weight
+            count, whole = self.processes.sum(torch.stack([count, torch.full_like(count, weight)]))
+            total = total * whole / max(weight, 1)
         return total / count.clamp(min=1)
 
     def sum(self, values: Tensor, batch: Batch) -> Tensor:
         """The sum of ``values`` (any shape) over the whole ``batch``: a scalar."""
         total = values.sum()
         if batch.whole is not None:
-            whole = batch.whole + sum(each.whole or 0 for each in batch.replay)
+            whole = batch.whole + sum(replayed.whole or 0 for replayed in batch.replay)
             total = total * (whole / max(batch.weight, 1))
         return total
 
@@ -64,33 +64,33 @@ class Over:
         """The Euclidean norm of ``values`` (any shape) over the whole ``batch``: a scalar."""
         if self.processes.count == 1:
             return values.norm()
-        own = values.square().sum()
-        half = own / (2 * self.processes.sum(own.detach()).sqrt().clamp(min=1e-12))
+        square = values.square().sum()
+        half = square / (2 * self.processes.sum(square.detach()).sqrt().clamp(min=1e-12))
         return self.sum(half + half.detach(), batch)  # the halves add up to the norm; its gradient is that of one
 
-    def rows(self, own: Tensor, whole: int | None) -> tuple[Tensor, Tensor]:
+    def rows(self, tensor: Tensor, whole: int | None) -> tuple[Tensor, Tensor]:
         """The rows of all processes, to whose own the gradients return. Does not synchronise with the device.
 
         Args:
-            own: (n, d), those of this process's part of the batch (:attr:`Processes.share_of_each_batch`).
+            tensor: (n, d), those of this process's part of the batch (:attr:`Processes.share_of_each_batch`).
             whole: the rows of all; None: as many as these (:attr:`.Batch.whole`).
 
         Returns:
             (``whole``, d) rows in the order of the batch, and int64 (n,), where this process's own stand.
         """
         processes = self.processes
-        places = processes.rank + processes.count * torch.arange(len(own), device=own.device)
+        places = processes.rank + processes.count * torch.arange(len(tensor), device=tensor.device)
         if processes.count == 1:
-            return own, places
-        placed = own.new_zeros(whole or len(own), own.shape[1]).index_copy(0, places, own)
+            return tensor, places
+        placed = tensor.new_zeros(whole or len(tensor), tensor.shape[1]).index_copy(0, places, tensor)
         return _Sum.apply(placed, processes), places  # pyright: ignore[reportReturnType]
 
-    def losses(self, losses: Tensor, own: int) -> Tensor:
-        """The values of mean losses over the whole batch, from those of this process's ``own`` images: (n,) -> (n,)."""
+    def losses(self, losses: Tensor, images: int) -> Tensor:
+        """The values of mean losses over the whole batch, from those of this process's ``images``: (n,) -> (n,)."""
         losses = losses.detach()
         if self.processes.count == 1:
             return losses
-        count = torch.full((1,), float(own), device=losses.device)
+        count = torch.full((1,), float(images), device=losses.device)
         sums = self.processes.sum(torch.cat([losses.nan_to_num() * count, count]))  # nan: the mean of no image
         return sums[:-1] / sums[-1]
 

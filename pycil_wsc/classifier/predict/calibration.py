@@ -24,7 +24,9 @@ def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """
     answered = logits[np.arange(len(labels)), labels] > -np.inf
     columns = np.isfinite(logits).any(0)
-    logits, labels = logits[answered][:, columns], (np.cumsum(columns) - 1)[labels[answered]]
+    places = np.cumsum(columns) - 1  # of each class among those that are left
+    logits = logits[answered][:, columns]
+    labels = places[labels[answered]]
     count, classes = logits.shape
     if not count or classes < 2:
         return 1.0

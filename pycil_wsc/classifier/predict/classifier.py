@@ -37,7 +37,10 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         self.precision = precision
-        self.learner, self.info, self.class_names, self.workers = learner, info, info.classes, workers
+        self.learner = learner
+        self.info = info
+        self.class_names = info.classes
+        self.workers = workers
         self.learned = np.array(classes)  # the labels in learning order
         self.labels = sorted(classes)
         self.columns = np.argsort(classes)

@@ -57,14 +57,17 @@ def weights_of(folder: Path, task: int | None) -> Path:
         names = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror}); name the folder of a run") from None
-    kept = {int(match[1]): match[0] for name in names if (match := re.fullmatch(r"weights-task(\d+)\.pt", name))}
+    matches = [re.fullmatch(r"weights-task(\d+)\.pt", name) for name in names]
+    kept = {int(match[1]): match[0] for match in matches if match}
     name = kept.get(max(kept, default=0) if task is None else task)
     if task is None and WEIGHTS in names:
         name = WEIGHTS
     if name:
         return folder / name
     if kept or WEIGHTS in names:
-        available = [*map(str, sorted(kept)), *["the last (task=None)"] * (WEIGHTS in names)]
+        available = list(map(str, sorted(kept)))
+        if WEIGHTS in names:
+            available.append("the last (task=None)")
         raise UserError(
             f"{folder}: no weights of task {task}, only of {', '.join(available)}; "
             '"save_weights": "every" saves them after every task'

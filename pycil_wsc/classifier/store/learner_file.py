@@ -82,6 +82,15 @@ def write(
     exemplars = _packed(held.train, folder, learner.hashes, copy_images)
     held_out = _packed(bookkeeping.held_out, folder, learner.hashes, copy_images)
     number = versions.next_number(folder, known)
+    ledger = {
+        "held_out": held_out,
+        "per_class": bookkeeping.per_class,
+        "temperature": bookkeeping.temperature,
+        "entries": list(bookkeeping.entries),
+        "learned": torch.from_numpy(np.setdiff1d(bookkeeping.learned, bookkeeping.images)),
+        "images": torch.from_numpy(bookkeeping.images),
+        "features": _of_features(bookkeeping.features),
+    }
     content = {
         "format": FORMAT,
         "version": number,
@@ -92,20 +101,18 @@ def write(
         "data": held.fingerprint,
         "exemplars": exemplars | {"tasks": torch.from_numpy(held.arrivals.train)},
         "run": learner.state,
-        "ledger": {
-            "held_out": held_out,
-            "per_class": bookkeeping.per_class,
-            "temperature": bookkeeping.temperature,
-            "entries": list(bookkeeping.entries),
-            "learned": torch.from_numpy(np.setdiff1d(bookkeeping.learned, bookkeeping.images)),
-            "images": torch.from_numpy(bookkeeping.images),
-            "features": _of_features(bookkeeping.features),
-        },
+        "ledger": ledger,
     }
     if limit > 1:
         versions.keep_present(folder)
     versions.note_number(folder, number)
     save_state(folder / FILE, content)
+    _tidy(folder, limit)
+    return number
+
+
+def _tidy(folder: Path, limit: int) -> None:
+    """Remove the versions beyond ``limit``, and copies of images that none of the others needs."""
     try:
         versions.remove_oldest(folder, limit)
         names = versions.files_of_all(folder)
@@ -115,7 +122,6 @@ def write(
         logging.getLogger("pycil_wsc.learner").warning(
             "%s: an earlier version or its images cannot be removed (%s); the next save tries again", folder, error
         )
-    return number
 
 
 def _packed(split: Split, folder: Path, hashes: Mapping[str, str], copy_images: bool) -> State:

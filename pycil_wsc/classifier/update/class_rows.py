@@ -89,7 +89,7 @@ def regrouped_state(state: State, config: Config, info: DatasetInfo, regrouping:
     stored = stored_of(state) if STORED in state[EXTRA] else {}
     plan = configured_learner(config).Plan(config)
     if plan.stored_bytes(1) != plan.stored_bytes(2):  # numbers of each class, such as logits
-        stored = {name: {**each, "values": _columns(each["values"], groups)} for name, each in stored.items()}
+        stored = {name: {**table, "values": _columns(table["values"], groups)} for name, table in stored.items()}
     return {**changed, EXTRA: {**others, MEMORY: state[EXTRA][MEMORY], STORED: stored}}
 
 
@@ -100,7 +100,7 @@ def axes_of_classes(config: Config, info: DatasetInfo, seen: Sequence[int]) -> d
     shapes = _shapes(config, info, seen)
     larger = []
     for task in tasks:
-        one_more = [number + (later >= task) for later, number in enumerate(seen)]
+        one_more = [*seen[:task], *(number + 1 for number in seen[task:])]
         larger.append(_shapes(config, info, one_more))
     axes: dict[str, list[Axis]] = {}
     for name, shape in shapes.items():
@@ -140,10 +140,11 @@ def _others(extra: State, axes: Mapping[str, Sequence[Axis]], groups: Sequence[S
         if name in (MEMORY, STORED):
             continue
         if isinstance(value, dict):
-            value = {
-                key: _regrouped(part, axes.get(f"network.{key}", ()), groups, mean) if torch.is_tensor(part) else part
-                for key, part in value.items()
-            }
+            parts = dict(value)
+            for key, part in parts.items():
+                if torch.is_tensor(part):
+                    parts[key] = _regrouped(part, axes.get(f"network.{key}", ()), groups, mean)
+            value = parts
         changed[name] = value
     return changed
 

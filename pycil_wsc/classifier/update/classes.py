@@ -59,7 +59,8 @@ def renamed(config: Config, present: SavedLearner, name: str, to: str) -> Change
         raise UserError(f"rename: '{to}' is a learned class, too; merge(['{name}', '{to}'], into='{to}') joins them")
     names = list(present.held.info.classes)
     names[label] = to
-    learner = _regrouped(config, present, [[each] for each in range(len(names))], names, {names[label]: to, name: to})
+    each_alone = [[number] for number in range(len(names))]
+    learner = _regrouped(config, present, each_alone, names, {names[label]: to, name: to})
     change = ClassChange(did="renamed", classes=[name], to=to)
     return _noted(config, learner, change, f"'{name}' is called '{to}' now")
 

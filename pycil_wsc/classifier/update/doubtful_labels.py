@@ -28,9 +28,9 @@ def doubtful(features: np.ndarray, labels: np.ndarray, margin: float = MARGIN) -
     sums = np.zeros((len(classes), directions.shape[1]))
     np.add.at(sums, places, directions)
     cosines = directions @ _unit(sums).T
-    own = (directions * _unit(sums[places] - directions)).sum(1)
+    to_class = (directions * _unit(sums[places] - directions)).sum(1)
     cosines[np.arange(len(rows)), places] = -np.inf
-    excess = cosines.max(1) - own
+    excess = cosines.max(1) - to_class
     order = np.argsort(-excess, kind="stable")
     order = order[excess[order] > margin]
     return rows[order], classes[cosines.argmax(1)[order]]

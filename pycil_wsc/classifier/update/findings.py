@@ -211,12 +211,12 @@ def _in_test(test: Split, keys: Sequence[Key], hashes: list[str | None], alike: 
     test_keys: list[Key] = list(range(len(test))) if test.in_memory else test.images.tolist()
     names, near = _compact(keys, alike)
     others, near_test = _compact(test_keys, pictures)
-    found: dict[Key, Key] = {}
+    twins: dict[Key, Key] = {}
     if max(len(near), len(near_test)) <= MOST_ALIKE:
-        found = {names[place]: others[other] for place, other in near_pairs(near, near_test)}
+        twins = {names[place]: others[other] for place, other in near_pairs(near, near_test)}
     by_hash = {digest: key for digest, key in zip(of_test, test_keys, strict=True) if digest}
-    found |= {key: by_hash[digest] for key, digest in zip(keys, hashes, strict=True) if digest in by_hash}
-    return list(found.items())
+    twins |= {key: by_hash[digest] for key, digest in zip(keys, hashes, strict=True) if digest in by_hash}
+    return list(twins.items())
 
 
 def _similar_names(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:

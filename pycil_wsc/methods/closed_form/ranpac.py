@@ -50,7 +50,8 @@ class RandomProjection(SummedHead):
         return super().forward(projected)
 
     def sums_of(self, features: Tensor) -> Iterator[tuple[Sums, Tensor, Tensor]]:
-        wide, projection = (each.to(self.fitted.products) for each in (features, self.projection))
+        wide = features.to(self.fitted.products)
+        projection = self.projection.to(self.fitted.products)
         held_out = is_held_out(wide, projection[:, 0])
         for sums, rows in ((self.held_out, held_out), (self.fitted, ~held_out)):
             yield sums, rows, (wide[rows] @ projection).relu()

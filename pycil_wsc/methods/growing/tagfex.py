@@ -80,7 +80,7 @@ class TagFex(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         options, network = self.config.options, self.network
         images, targets = torch.cat([batch.images, *batch.views]), batch.targets.repeat(2)
-        features, own = network.extract_with_tokens(images)
+        features, tokens = network.extract_with_tokens(images)
         logits = network.classify(features).float()
         agnostic = tokens_of_last_stage(network.agnostic, images)[1]
         embedding = network.projector(agnostic.mean(1))
@@ -93,7 +93,7 @@ class TagFex(BaseLearner):
         kept, known = self.kept(images, agnostic, batch.whole), self.num_old / self.num_seen
         contrast = (1 - known) * contrast + known * options.contrast_kd_factor * kept
         loss = right + options.aux_factor * auxiliary + options.contrast_factor * contrast
-        return loss + self.transfer(agnostic, own, logits, targets, right), logits[: len(batch)]
+        return loss + self.transfer(agnostic, tokens, logits, targets, right), logits[: len(batch)]
 
     def contrast(self, rows: Tensor, columns: Tensor, temperature: float, whole: int | None) -> Tensor:
         """InfoNCE (van den Oord et al., 2018) by cosine: each row's positive is the column of its image's other view.
@@ -115,12 +115,12 @@ class TagFex(BaseLearner):
         projector = self.teacher["projector"]
         return self.contrast(projector(predicted), projector(before), self.config.options.infonce_kd_temp, whole)
 
-    def transfer(self, agnostic: Tensor, own: Tensor, logits: Tensor, targets: Tensor, right: Tensor) -> Tensor:
+    def transfer(self, agnostic: Tensor, tokens: Tensor, logits: Tensor, targets: Tensor, right: Tensor) -> Tensor:
         """The loss of the merged head on new classes, and its distillation if it is below ``right``."""
         options, new = self.config.options, targets >= self.num_old
         if self.num_old == self.num_seen:
             return right.new_zeros(())
-        merged = self.network.attention(agnostic.detach(), own).mean(1)
+        merged = self.network.attention(agnostic.detach(), tokens).mean(1)
         guide = self.network.merged_head(merged).float()
         errors = cross_entropy(guide, (targets - self.num_old).clamp(min=0), reduction="none")
         loss = self.over.mean(self.over.weighted(errors, targets), new)
@@ -218,11 +218,11 @@ class MergeAttention(nn.Module):
         self.own_norm.reset_parameters()
         self.agnostic_norm.reset_parameters()
 
-    def forward(self, agnostic: Tensor, own: Tensor) -> Tensor:
-        agnostic, own = self.agnostic_norm(agnostic), self.own_norm(own)
-        keys = torch.cat([self._split(agnostic, "agnostic_key"), self._split(own, "own_key")], 2)
-        values = torch.cat([self._split(agnostic, "agnostic_value"), self._split(own, "own_value")], 2)
-        merged = scaled_dot_product_attention(self._split(own, "query"), keys, values)
+    def forward(self, agnostic: Tensor, tokens: Tensor) -> Tensor:
+        agnostic, tokens = self.agnostic_norm(agnostic), self.own_norm(tokens)
+        keys = torch.cat([self._split(agnostic, "agnostic_key"), self._split(tokens, "own_key")], 2)
+        values = torch.cat([self._split(agnostic, "agnostic_value"), self._split(tokens, "own_value")], 2)
+        merged = scaled_dot_product_attention(self._split(tokens, "query"), keys, values)
         return merged.transpose(1, 2).flatten(2)
 
     def _split(self, tokens: Tensor, name: str) -> Tensor:

@@ -111,8 +111,8 @@ class TwoBranchNet(IncrementalNet):
         self.head.weight = nn.Parameter(self.head.weight.repeat(1, 2))
 
     def depths(self) -> dict[nn.Parameter, int]:
-        found = super().depths()
-        return found if self.tuned is None else found | layers.depths([self.tuned[0]])
+        distances = super().depths()
+        return distances if self.tuned is None else distances | layers.depths([self.tuned[0]])
 
     def extract(self, images: Tensor) -> Tensor:
         features = self.backbone(images)

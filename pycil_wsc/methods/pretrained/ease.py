@@ -172,8 +172,8 @@ class SubspaceHead(nn.Module):
             later = prototypes[self.seen_in >= adapters]
             for task in range(adapters):
                 gone = (self.task_of == task) & (self.seen_in < adapters)  # before these adapters were there
-                own = self.plain + task  # where both the old classes and the later ones have had images
-                similarity = normalize(prototypes[gone, own]) @ normalize(later[:, own]).T
+                columns = self.plain + task  # where both the old classes and the later ones have had images
+                similarity = normalize(prototypes[gone, columns]) @ normalize(later[:, columns]).T
                 prototypes[gone, self.plain + adapters] = similarity.softmax(1) @ later[:, self.plain + adapters]
 
     def forward(self, features: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class PoolLearner(PromptedLearner):
 
 def task_of_class(learner: PromptedLearner, task: Task) -> np.ndarray:
     """The task that each class seen came with: int64 (classes,)."""
-    starts = [each.num_old for each in learner.manager.tasks[: task.index + 1]]
+    starts = [earlier.num_old for earlier in learner.manager.tasks[: task.index + 1]]
     return np.searchsorted(np.asarray(starts), np.arange(task.num_seen), side="right") - 1
 
 

@@ -153,11 +153,11 @@ class MOS(ClassRows):
         temperature = self.config.options.reg_temperature
         means = self.means[: self.first].flatten(0, 1)
         with self.precision.full():
-            own = features.float()
-            whole, places = self.over.rows(own, batch.whole)
+            rows = features.float()
+            whole, places = self.over.rows(rows, batch.whole)
             everything = torch.cat([means, whole])
             of_means = torch.arange(len(means), device=self.device)
-            for_own = cross_entropy(own @ everything.T / temperature, len(means) + places, reduction="none")
+            for_own = cross_entropy(rows @ everything.T / temperature, len(means) + places, reduction="none")
             for_means = cross_entropy(means @ everything.T / temperature, of_means, reduction="sum")
         return (self.over.sum(for_own, batch) + for_means) / len(everything)
 

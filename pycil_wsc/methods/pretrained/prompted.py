@@ -83,9 +83,9 @@ class PromptedLearner(BaseLearner):
         for images, _ in self.train_source.batches(indices, targets, self.config.batch_size):
             with self.precision.autocast():
                 parts.append(self.network.queries(images).float())
-        found = torch.cat(parts)
-        table = found.new_zeros(len(targets), found.shape[1])
-        table[torch.from_numpy(indices).to(self.device)] = found
+        queries = torch.cat(parts)
+        table = queries.new_zeros(len(targets), queries.shape[1])
+        table[torch.from_numpy(indices).to(self.device)] = queries
         return table
 
     def queries(self, batch: Batch) -> Tensor:

@@ -152,7 +152,7 @@ class MixingSource:
         drawn = [self.pairs(targets[indices[part]], rng) for part in batch_slices(len(indices), batch_size, train)]
         ends = np.cumsum([len(batch[0]) for batch in drawn])
         columns = [np.concatenate(column) for column in zip(*drawn)]
-        first, second, classes, weights = (torch.from_numpy(each).to(self.source.device) for each in columns)
+        first, second, classes, weights = (torch.from_numpy(column).to(self.source.device) for column in columns)
         whole = self.source.batches(
             indices, targets, batch_size, train=train, seed=seed, shuffle=False, augmentation=self.augmentation
         )

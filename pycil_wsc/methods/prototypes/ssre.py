@@ -47,7 +47,7 @@ class SSRE(PrototypeLearner):
 
     def freeze_but_adapters(self) -> None:
         """Mark all else of the backbone as frozen; batch norm keeps its statistics."""
-        adapters = [each.adapter for each in adapters_of(self.network.backbone)]
+        adapters = [conv.adapter for conv in adapters_of(self.network.backbone)]
         for module in self.network.backbone.modules():
             if module not in adapters:
                 vars(module).update(
@@ -59,7 +59,7 @@ class SSRE(PrototypeLearner):
         for phase in super().phases(task):
             if not task.index:
                 phase = replace(phase, batch_size=options.init_batch_size)
-            if ["first", "second"][task.index : task.index + 1] == [options.autoaugment]:
+            if options.autoaugment == {0: "first", 1: "second"}.get(task.index):
                 phase = replace(phase, augmentation="autoaugment")
             yield phase
 
@@ -88,9 +88,9 @@ class SSRE(PrototypeLearner):
 
     def end_task(self, task: Task) -> None:
         super().end_task(task)
-        each: AdaptedConv2d
-        for each in adapters_of(self.network.backbone):
-            each.fold()
+        conv: AdaptedConv2d
+        for conv in adapters_of(self.network.backbone):
+            conv.fold()
 
 
 Network = TypeVar("Network", bound=nn.Module)

@@ -98,8 +98,8 @@ class CLSER(Replay):
     @torch.no_grad()
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
-        for own, grown in zip(self.working, tensors(self.network)):
-            part_of(grown, own).copy_(own)
+        for tensor, grown in zip(self.working, tensors(self.network)):
+            part_of(grown, tensor).copy_(tensor)
         self.working = []
 
     @torch.no_grad()

@@ -101,10 +101,10 @@ class ERACE(Replay):
         present = logits.new_zeros(logits.shape[1]).index_add(0, batch.targets, new.to(logits.dtype))
         present = self.processes.sum_(present) > 0
         among_new = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
-        own = cross_entropy(among_new, batch.targets, reduction="none")
+        of_new = cross_entropy(among_new, batch.targets, reduction="none")
         replayed = self.cross_entropy(logits, batch.targets, reduction="none")
-        own, replayed = self.over.weighted(own), self.over.weighted(replayed)
-        return self.over.mean(own, new) + self.over.mean(replayed, batch.from_memory), logits
+        of_new, replayed = self.over.weighted(of_new), self.over.weighted(replayed)
+        return self.over.mean(of_new, new) + self.over.mean(replayed, batch.from_memory), logits
 
 
 class FixedCosineHead(RowsHead):

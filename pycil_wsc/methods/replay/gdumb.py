@@ -67,8 +67,9 @@ class GDumb(Joint):
         logits = self.network(batch.images)
         if self.partners is None or self.share is None:
             return self.cross_entropy(logits.float(), batch.targets), logits
-        own, pasted = (self.cross_entropy(logits.float(), labels, labels) for labels in (batch.targets, self.partners))
-        return self.share * own + (1 - self.share) * pasted, logits
+        of_images = self.cross_entropy(logits.float(), batch.targets, batch.targets)
+        of_pasted = self.cross_entropy(logits.float(), self.partners, self.partners)
+        return self.share * of_images + (1 - self.share) * of_pasted, logits
 
 
 def cutmix(images: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,8 +70,8 @@ class GEM(BaseLearner):
             buffer.copy_(before)
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         gradients = []
-        for each, loss in [*self.references, (batch, None)]:
-            backward(each, loss)
+        for samples, loss in [*self.references, (batch, None)]:
+            backward(samples, loss)
             gradients.append(torch.cat([_gradient(parameter).flatten() for parameter in parameters]))
         parts = projected(torch.stack(gradients)).split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts):

@@ -89,11 +89,11 @@ class ReDo(Replay):
 
     def _activations(self, outgoing):
         """The mean activation of each unit on the batch, of all processes: the input of its outgoing layer."""
-        found: dict[str, Tensor] = {}
+        activations: dict[str, Tensor] = {}
 
         def watch(name):
             def observe(layer, inputs):
-                found[name] = inputs[0].float().abs().mean((2, 3)).sum(0)
+                activations[name] = inputs[0].float().abs().mean((2, 3)).sum(0)
 
             return self.network.backbone.get_submodule(name).register_forward_pre_hook(observe)
 
@@ -104,7 +104,7 @@ class ReDo(Replay):
             self.network.extract(self.batch.images)
         for hook in hooks:
             hook.remove()
-        return [self.processes.sum_(found[name]) for name in outgoing]
+        return [self.processes.sum_(activations[name]) for name in outgoing]
 
     def _renew(self, part, fresh, dormant):
         state, new = part.state_dict(keep_vars=True), fresh.state_dict()

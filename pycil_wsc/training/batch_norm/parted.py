@@ -101,7 +101,7 @@ class OwnBatchNorm(BatchNormMode):
             statistics = list(self.running.values())
             mean = self.share * torch.cat(statistics)
             distributed.all_reduce(mean)
-            torch._foreach_copy_(statistics, list(mean.split([len(each) for each in statistics])))
+            torch._foreach_copy_(statistics, list(mean.split([len(tensor) for tensor in statistics])))
 
 
 def _single_values(images: Tensor) -> bool:

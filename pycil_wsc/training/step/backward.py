@@ -96,11 +96,11 @@ def _refuse_recomputed_batch_norm(learner):
         )
 
 
-def _checked(found: Any, phase: Phase) -> tuple[Tensor, Tensor]:
+def _checked(returned: Any, phase: Phase) -> tuple[Tensor, Tensor]:
     """What a loss has returned, if that is a loss and logits."""
-    parts = found if isinstance(found, tuple) else (found,)
+    parts = returned if isinstance(returned, tuple) else (returned,)
     if len(parts) == 2 and all(map(torch.is_tensor, parts)) and parts[0].ndim == 0:
-        return found
+        return returned
     forms = [tuple(part.shape) if torch.is_tensor(part) else type(part).__name__ for part in parts]
     raise UnusableRun(f"phase '{phase.name}': a loss returns (scalar loss, logits (B, classes)), not {forms}")
 

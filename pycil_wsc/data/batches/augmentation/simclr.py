@@ -94,12 +94,12 @@ def recoloured(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     """
     for place in range(len(JITTER)):
         now = order[:, place]
-        own = factors.gather(1, now[:, None])[:, :, None, None]
+        factor = factors.gather(1, now[:, None])[:, :, None, None]
         shades = grey(images)
         mean = shades.mean((2, 3), keepdim=True)
         other = _where(now == 2, shades, torch.where(now[:, None, None, None] == 1, mean, 0))
-        blended = (own * images + (1 - own) * other).clamp(0, 1)
-        images = _where(now == 3, shifted_hue(images, own), blended)
+        blended = (factor * images + (1 - factor) * other).clamp(0, 1)
+        images = _where(now == 3, shifted_hue(images, factor), blended)
     return images
 
 

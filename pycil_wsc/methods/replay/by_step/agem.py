@@ -51,11 +51,11 @@ class AGEM(BaseLearner):
         gradients = [parameter.grad.clone() for parameter in parameters]  # pyright: ignore[reportOptionalMemberAccess]
         backward(reference)
         others = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        product = torch.stack([(own * other).sum() for own, other in zip(gradients, others)]).sum()
+        product = torch.stack([(gradient * other).sum() for gradient, other in zip(gradients, others)]).sum()
         square = torch.stack([other.square().sum() for other in others]).sum()
         factor = torch.where(product < 0, product / square, 0)
-        for parameter, own, other in zip(parameters, gradients, others):
-            parameter.grad = own - factor * other
+        for parameter, gradient, other in zip(parameters, gradients, others):
+            parameter.grad = gradient - factor * other
 
     def end_task(self, task: Task) -> None:
         """Put the first batch of another epoch into the memory."""

@@ -101,7 +101,7 @@ class FDR(BaseLearner):
     def _keep_first_of_each_task(self, share: int) -> None:
         """Reduce the memory to the first ``share`` exemplars of each task."""
         tasks = self.manager.train_tasks[self.memory.slots]
-        kept = [np.flatnonzero(tasks == each)[:share] for each in np.unique(tasks)]
+        kept = [np.flatnonzero(tasks == number)[:share] for number in np.unique(tasks)]
         self.stored.select(self.memory.select(np.concatenate([np.empty(0, np.int64), *kept])))
 
     @torch.no_grad()

@@ -86,8 +86,8 @@ class HAL(ER):
         self.batch = batch
         if self.anchors is None:
             return
-        parameters: list[Tensor] = [each for each in self.network.parameters() if each.grad is not None]
-        own = [each.grad for each in parameters if each.grad is not None]
+        parameters: list[Tensor] = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
+        present = [parameter.grad for parameter in parameters if parameter.grad is not None]
         before = [parameter.detach().clone() for parameter in parameters]
         assert self.optimizer_of_phase is not None
         clip(self.optimizer_of_phase, self.config.clip_norm)
@@ -98,7 +98,7 @@ class HAL(ER):
         with torch.enable_grad():
             distance = (after - self._logits(self.network, self.anchors)).square().mean()
             gradients = torch.autograd.grad(self.config.options.hal_lambda * distance, parameters)
-        torch._foreach_add_(own, list(gradients))
+        torch._foreach_add_(present, list(gradients))
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -114,8 +114,8 @@ class HAL(ER):
 
     def end_task(self, task: Task) -> None:
         super().end_task(task)
-        found = self._found(task)
-        self.anchors = found if self.anchors is None else torch.cat([self.anchors, found])
+        anchors = self._found(task)
+        self.anchors = anchors if self.anchors is None else torch.cat([self.anchors, anchors])
         self.features = None
         self.batch = None
 
@@ -162,7 +162,7 @@ class HAL(ER):
                 augmentation=config.augmentation,
             )
         )
-        parameters: list[Tensor] = [each for each in trained.parameters() if each.requires_grad]
+        parameters: list[Tensor] = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad(self.cross_entropy(self._logits(trained, images), targets), parameters)
         with torch.no_grad():
             torch._foreach_add_(parameters, list(gradients), alpha=-self._rate(task))

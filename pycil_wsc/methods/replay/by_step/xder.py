@@ -151,7 +151,7 @@ class XDER(BaseLearner):
         replay = batch.replay
         if replay:
             first, second, *contrasted = replay
-            contrasted = [self._with_views(each, views[0]) for each in contrasted]
+            contrasted = [self._with_views(part, views[0]) for part in contrasted]
             replay = (*self._with_coins(first, second, coins), *contrasted)
         batch = replace(batch, drawn=(), replay=replay)
         if not views:
@@ -160,17 +160,17 @@ class XDER(BaseLearner):
         return replace(self._with_views(batch, views[0][:, size:]), plain=None)
 
     def _with_coins(self, first: Batch, second: Batch, coins: Tensor) -> tuple[Batch, Batch]:
-        both = [self._of_all(each, each.slots) for each in (first, second)]
+        both = [self._of_all(part, part.slots) for part in (first, second)]
         slots, others = both
         again = (others[:, None] == slots).any(1)
         counts = self.stored.tables["updates"]
         counts.index_add_(0, slots, torch.ones_like(slots, dtype=counts.dtype))
         counts.index_add_(0, others, (~again).to(counts.dtype))
         new = [torch.ones_like(slots, dtype=torch.bool), ~again]
-        own = self.processes.share_of_each_batch.rows(0)
+        here = self.processes.share_of_each_batch.rows(0)
         first, second = (
-            replace(each, drawn=(number, is_new[own], is_new & (coin[: len(number)] * counts[number] < 1)))
-            for each, number, is_new, coin in zip((first, second), both, new, coins, strict=True)
+            replace(part, drawn=(number, is_new[here], is_new & (coin[: len(number)] * counts[number] < 1)))
+            for part, number, is_new, coin in zip((first, second), both, new, coins, strict=True)
         )
         return first, second
 
@@ -178,9 +178,9 @@ class XDER(BaseLearner):
         """With strongly augmented images in ``views``. ``numbers``: (views, at least B, ``NUMBERS``)."""
         images = batch.images if batch.plain is None else batch.plain
         pixels = self.pixels(images)
-        own = self.processes.share_of_each_batch.rows(0)
+        here = self.processes.share_of_each_batch.rows(0)
         whole = len(batch) if batch.whole is None else batch.whole
-        views = [self.pixels.normalised(strongly_augmented(pixels, view[:whole][own])) for view in numbers]
+        views = [self.pixels.normalised(strongly_augmented(pixels, view[:whole][here])) for view in numbers]
         return replace(batch, views=tuple(views), drawn=(self._of_all(batch, batch.targets),))
 
     def _of_all(self, batch: Batch, values: Tensor | None) -> Tensor:
@@ -208,10 +208,10 @@ class XDER(BaseLearner):
             replayed, *outputs = self._replayed(batch)
             loss = loss + replayed
             table = self._renewed(batch, outputs)
-            for each, output in zip(batch.replay, outputs):
-                kept.append(each.drawn[1])
+            for part, output in zip(batch.replay, outputs):
+                kept.append(part.drawn[1])
                 if self.later:
-                    gaps.append(output[:, seen:].max(1).values - self._own_head(output, each.targets))
+                    gaps.append(output[:, seen:].max(1).values - self._own_head(output, part.targets))
         if batch.views:
             loss = loss + self._contrast(batch, table)
         if self.later and options.future_constraint:
@@ -241,8 +241,8 @@ class XDER(BaseLearner):
         images = first.images
         if options.align_bn:
             beside = min(batch.whole or len(batch), self.replay_size // max(1, self.task.index))
-            own = len(range(self.processes.rank, beside, self.processes.count))
-            images = torch.cat([images, batch.images[:own]])
+            count = len(range(self.processes.rank, beside, self.processes.count))
+            images = torch.cat([images, batch.images[:count]])
         logits = self.network(images).float()[: len(first)]
         distances = squared_distances(logits, first.stored["logits"])
         loss = options.alpha * self.over.mean(distances, batch=batch)
@@ -256,11 +256,11 @@ class XDER(BaseLearner):
         """The stored logits, with those of drawn exemplars replaced: (slots, classes)."""
         assert self.task is not None
         table = widened(self.stored.tables["logits"], outputs[0])
-        for each, output in zip(batch.replay, outputs):
-            slots, _, replaced = each.drawn
-            before = widened(each.stored["logits"], output)
-            own = self._transplanted(before, output, each.targets, self.task.num_old)
-            rows, _ = self.over.rows(own, each.whole)
+        for part, output in zip(batch.replay, outputs):
+            slots, _, replaced = part.drawn
+            before = widened(part.stored["logits"], output)
+            logits = self._transplanted(before, output, part.targets, self.task.num_old)
+            rows, _ = self.over.rows(logits, part.whole)
             table = table.index_copy(0, slots, torch.where(replaced[:, None], rows, table[slots]))
         self.renewed = table
         return table
@@ -290,18 +290,20 @@ class XDER(BaseLearner):
         options = self.config.options
         sources = [*batch.replay[2:], batch]
         with self._statistics(kept=True):
-            logits = self.network(torch.cat([view for each in sources for view in each.views])).float()
+            logits = self.network(torch.cat([view for source in sources for view in source.views])).float()
         views = options.simclr_num_aug
-        rows, own, start = [], [], 0  # of all processes: (N, views, classes); where those of this process stand
-        for each, part in zip(sources, logits.split([views * len(each) for each in sources])):
-            of_image = part.unflatten(0, (views, len(each))).transpose(0, 1)  # (B, views, classes)
-            of_all, places = self.over.rows(of_image.flatten(1), each.whole)
+        rows = []  # of all processes: (N, views, classes)
+        own_places = []  # where those of this process stand
+        start = 0
+        for source, part in zip(sources, logits.split([views * len(source) for source in sources])):
+            of_image = part.unflatten(0, (views, len(source))).transpose(0, 1)  # (B, views, classes)
+            of_all, places = self.over.rows(of_image.flatten(1), source.whole)
             rows.append(of_all.unflatten(1, (views, -1)))
-            own.append(start + places)
+            own_places.append(start + places)
             start += len(of_all)
         features = torch.cat(rows)
-        labels = torch.cat([each.drawn[0] for each in sources])
-        places = torch.cat(own)
+        labels = torch.cat([source.drawn[0] for source in sources])
+        places = torch.cat(own_places)
         errors = [supervised_contrast(features[:, :, head], labels, places, options.simclr_temp) for head in self.later]
         loss = options.lambd * self.over.mean(torch.stack(errors).mean(0), batch=batch)
         if options.dp_weight and table is not None:
@@ -314,12 +316,12 @@ class XDER(BaseLearner):
 
         ``features``: (N, views, classes) of all processes; ``stored``: (N, classes).
         """
-        own = self.processes.share_of_each_batch.rows(0)
-        total = features.new_zeros(len(features[own]))
+        here = self.processes.share_of_each_batch.rows(0)
+        total = features.new_zeros(len(features[here]))
         for head in self.later:
-            before = similarities(stored[:, head], own)
+            before = similarities(stored[:, head], here)
             for view in features[:, :, head].unbind(1):
-                total = total + (similarities(view, own) - before).square().sum(1)
+                total = total + (similarities(view, here) - before).square().sum(1)
         number = len(self.later) * features.shape[1] * len(features) ** 2
         return self.over.sum(total, batch) / number
 
@@ -381,8 +383,8 @@ class XDER(BaseLearner):
             logits = self._logits(drawn)
             before = widened(drawn.stored["logits"], logits)
             renewed = self._transplanted(before, logits, drawn.targets, task.num_old)
-            own = torch.where((drawn.targets < task.num_old)[:, None], renewed, before)
-            rows, _ = self.over.rows(own, drawn.whole)
+            transplanted = torch.where((drawn.targets < task.num_old)[:, None], renewed, before)
+            rows, _ = self.over.rows(transplanted, drawn.whole)
             self.stored.put("logits", torch.from_numpy(slots[part]).to(self.device), rows)
         self.stored.tables["updates"].zero_()
 
@@ -396,7 +398,7 @@ def widened(stored: Tensor, logits: Tensor) -> Tensor:
     return pad(stored, (0, logits.shape[1] - stored.shape[1]), value=torch.nan)
 
 
-def supervised_contrast(features: Tensor, labels: Tensor, own: Tensor, temperature: float) -> Tensor:
+def supervised_contrast(features: Tensor, labels: Tensor, places: Tensor, temperature: float) -> Tensor:
     """The supervised contrastive loss (Khosla et al., NeurIPS 2020) of images, by the cosine of their views: (n,).
 
     Each view's positives are all other views of images of its class.
@@ -404,20 +406,20 @@ def supervised_contrast(features: Tensor, labels: Tensor, own: Tensor, temperatu
     Args:
         features: (N, views, d), of the whole batch.
         labels: int64 (N,).
-        own: int64 (n,), the images whose loss is wanted.
+        places: int64 (n,), the images whose loss is wanted.
         temperature: divides the cosines.
     """
     number, views, _ = features.shape
     rows = normalize(features, dim=2).transpose(0, 1)  # (views, N, d)
-    anchors = rows[:, own].flatten(0, 1)
-    itself = (number * torch.arange(views, device=own.device)[:, None] + own).flatten()[:, None]
+    anchors = rows[:, places].flatten(0, 1)
+    itself = (number * torch.arange(views, device=places.device)[:, None] + places).flatten()[:, None]
     cosines = anchors @ rows.flatten(0, 1).T / temperature
     shares = cosines.scatter(1, itself, -torch.inf).log_softmax(1)  # (views n, views N)
-    positive = (labels[own][:, None] == labels).repeat(views, views).scatter(1, itself, False)
+    positive = (labels[places][:, None] == labels).repeat(views, views).scatter(1, itself, False)
     means = torch.where(positive, shares, 0).sum(1) / positive.sum(1)
     return -means.unflatten(0, (views, -1)).mean(0)
 
 
-def similarities(rows: Tensor, own: slice | None) -> Tensor:
-    """The products of the ``own`` rows of (N, d) with all, divided by their sum of magnitudes: (n, N)."""
-    return normalize(rows[own] @ rows.T, p=1.0, dim=1)
+def similarities(rows: Tensor, here: slice | None) -> Tensor:
+    """The products of the rows ``here`` of (N, d) with all, divided by their sum of magnitudes: (n, N)."""
+    return normalize(rows[here] @ rows.T, p=1.0, dim=1)
