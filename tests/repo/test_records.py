@@ -437,6 +437,17 @@ def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
         assert cells[4:] == [f"{later:.0f}", f"{sum(way['images'][1:]):,}"]
 
 
+def test_the_table_of_small_updates_is_the_record():
+    updates = json.loads(benchmark_record("small-updates-cpu").read_text())["updates"]
+    _, rows = rows_after(ROOT / "docs/classifier_details.md", "/small-updates-cpu.json")
+    assert [row[0].split(",")[0] for row in rows] == ["NCM", "SLDA", "RanPAC"]
+    for name, *cells in rows:
+        few, many = (updates[f"{name.split(',')[0].lower()}, {classes} classes"] for classes in (10, 1000))
+        growth = (many["bytes"] - few["bytes"]) / 990e3
+        values = few["update_seconds"], many["update_seconds"], few["bytes"] / 1e6, growth
+        assert says(" ".join(cells), *values)
+
+
 def test_the_table_of_monthly_updates_is_the_records():
     """Accuracies and sizes of two seeds and of a third one, trained elsewhere, which has no part in the times."""
     names = ("monthly-updates-cpu", "monthly-updates-third-seed-cpu")
