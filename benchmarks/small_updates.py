@@ -14,7 +14,6 @@ the update (its median), one in which RanPAC chooses its ridge again, and a save
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -43,7 +42,7 @@ def main():
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--classes", nargs="+", type=int, default=[10, 100, 1000])
     parser.add_argument("--in-a-row", type=int, default=1000, help="0: not measured")
-    parser.add_argument("--files", nargs="*", type=int, default=[10_000, 100_000])
+    parser.add_argument("--files", nargs="*", type=int, default=[10_000, 100_000], help="none: not measured")
     parser.add_argument("--of-folder", type=Path, help="measure the files of this folder, and print what they take")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -149,7 +148,9 @@ def of_files(folder: Path) -> dict:
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Of this process; ``ru_maxrss`` would count what its parent had."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 if __name__ == "__main__":
