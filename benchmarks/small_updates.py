@@ -83,7 +83,7 @@ def of_updates(method: str, classes: int) -> dict:
 
     measured["update_seconds"] = statistics.median(seconds_of(update, 5))
     if method == "ranpac":
-        learner._saved.state["learner"]["network.head.chosen"].zero_()
+        learner._state["learner"]["network.head.chosen"].zero_()
         measured["update_with_choice_seconds"] = seconds_of(update)[0]
     with tempfile.TemporaryDirectory() as folder:
         measured["save_seconds"] = statistics.median(seconds_of(lambda: learner.save(folder), 3))
