@@ -12,10 +12,12 @@ from torch.nn.functional import grid_sample
 
 ATTEMPTS = 10  # boxes that are tried, as in torchvision
 SCALE, RATIO = 0.2, (3 / 4, 4 / 3)  # of a box: the least area as a fraction, and width over height
-JITTER = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation; hue, as a fraction of the circle
+JITTER = 0.4  # of brightness, contrast and saturation
+HUE = 0.1  # as a fraction of the circle
 FLIPPED, JITTERED, GREY = 0.5, 0.8, 0.2  # probabilities
 LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in grey, as in torchvision
-NUMBERS = 2 * ATTEMPTS + 2 + 2 * len(JITTER) + 3  # drawn for each image
+CHANGES = 4  # of the colours: brightness, contrast, saturation and hue
+NUMBERS = 2 * ATTEMPTS + 2 + 2 * CHANGES + 3  # drawn for each image
 
 
 def strongly_augmented(images: Tensor, drawn: Tensor) -> Tensor:
@@ -30,13 +32,12 @@ def strongly_augmented(images: Tensor, drawn: Tensor) -> Tensor:
     """
     if not len(images):
         return images
-    sizes = [ATTEMPTS, ATTEMPTS, 2, len(JITTER), len(JITTER), 3]
+    sizes = [ATTEMPTS, ATTEMPTS, 2, CHANGES, CHANGES, 3]
     areas, ratios, places, factors, order, (flipped, jittered, grey_) = _split(drawn, sizes)
     images = _where(flipped < FLIPPED, images.flip(3), images)
     images = cropped(images, boxes(images.shape[3], areas, ratios, places))
-    strengths = torch.tensor(JITTER, device=images.device)
-    middle = torch.tensor([1.0, 1.0, 1.0, 0.0], device=images.device)
-    changed = recoloured(images, middle + strengths * (2 * factors - 1), order.argsort(1))
+    changes = (1 + JITTER * (2 * factors[:, :3] - 1), HUE * (2 * factors[:, 3:] - 1))
+    changed = recoloured(images, torch.cat(changes, 1), order.argsort(1))
     images = _where(jittered < JITTERED, changed, images)
     return _where(grey_ < GREY, grey(images).expand_as(images), images)
 
@@ -92,7 +93,7 @@ def recoloured(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
         factors: (B, 4), of the first three, and the shift of the hue.
         order: int64 (B, 4), the changes in their order, by number.
     """
-    for place in range(len(JITTER)):
+    for place in range(CHANGES):
         now = order[:, place]
         factor = factors.gather(1, now[:, None])[:, :, None, None]
         shades = grey(images)
