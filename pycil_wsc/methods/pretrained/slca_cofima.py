@@ -46,8 +46,8 @@ class SLCACoFiMA(SLCA):
         parameters = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
         earlier = self.fisher
         if options.fisher_weighting:
-            found = fisher_of_batches(self, task, self.plan.new_samples(task, self.manager.train_targets), parameters)
-            self.fisher = {name: value.clamp(max=options.fishermax) for name, value in found.items()}
+            fisher = fisher_of_batches(self, task, self.plan.new_samples(task, self.manager.train_targets), parameters)
+            self.fisher = {name: value.clamp(max=options.fishermax) for name, value in fisher.items()}
         with torch.no_grad():
             for name, parameter in parameters.items() if task.index else ():
                 before = self.before[name]
