@@ -4,13 +4,8 @@ import math
 
 import pytest
 import torch
-from support import methods
+from support.at_task_end import after
 from support.methods import SILENT
-
-
-def after(name, tasks, data, tmp_path, **keys):
-    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
-    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
 
 
 def weights(network):

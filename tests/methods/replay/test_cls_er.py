@@ -4,31 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import methods
+from support.at_task_end import INDICES, OLD, after, second_task
 from support.methods import BATCH, SILENT, TARGETS, negative_log_likelihood, perturb
 from support.small_runs import batch_of
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.training.step.cost import Operations
-
-OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
-
-
-INDICES = torch.tensor([5, 60, 7, 30, 80, 12])
-
-
-def after(name, tasks, data, tmp_path, **keys):
-    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
-    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
-
-
-def second_task(name, digits, tmp_path, **keys):
-    """A learner in its second task, in evaluation mode, with other weights than after the first."""
-    learner, tasks = after(name, 1, digits, tmp_path, **keys)
-    learner.grow_for(tasks[1])
-    learner.begin_task(tasks[1])
-    perturb(learner.network)
-    return learner.eval(), tasks[1]
 
 
 def weights(network):

@@ -1,32 +1,9 @@
 """ER-ACE whose memory is filled at a task's end: its two losses. ``test_streams.py`` has that of each step."""
 
 import torch
-from support import methods
-from support.methods import BATCH, TARGETS, negative_log_likelihood, perturb
+from support.at_task_end import INDICES, OLD, grown, second_task
+from support.methods import BATCH, TARGETS, negative_log_likelihood
 from support.small_runs import batch_of
-
-OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
-
-
-INDICES = torch.tensor([5, 60, 7, 30, 80, 12])
-
-
-def after(name, tasks, data, tmp_path, **keys):
-    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
-    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
-
-
-def grown(name, tasks, data, tmp_path, **keys):
-    return methods.grown(name, tasks, data, tmp_path, memory_update="task", **keys)
-
-
-def second_task(name, digits, tmp_path, **keys):
-    """A learner in its second task, in evaluation mode, with other weights than after the first."""
-    learner, tasks = after(name, 1, digits, tmp_path, **keys)
-    learner.grow_for(tasks[1])
-    learner.begin_task(tasks[1])
-    perturb(learner.network)
-    return learner.eval(), tasks[1]
 
 
 def test_er_ace_lets_new_images_compete_among_the_classes_of_the_batchs_new_images(digits, tmp_path):

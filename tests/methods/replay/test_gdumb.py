@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import methods
+from support.at_task_end import after, grown
 from support.methods import SILENT, TARGETS
 from support.small_runs import batch_of
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
@@ -10,15 +10,6 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.training.batches import Batches
 from pycil_wsc.training.schedules import task_schedule
-
-
-def after(name, tasks, data, tmp_path, **keys):
-    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
-    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
-
-
-def grown(name, tasks, data, tmp_path, **keys):
-    return methods.grown(name, tasks, data, tmp_path, memory_update="task", **keys)
 
 
 def weights(network):

@@ -1,14 +1,9 @@
 """L2-init: the penalty draws each weight to its first value."""
 
 import torch
-from support import methods
+from support.at_task_end import after
 from support.methods import BATCH, TARGETS, negative_log_likelihood, perturb
 from support.small_runs import batch_of
-
-
-def after(name, tasks, data, tmp_path, **keys):
-    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
-    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
 
 
 def test_l2_init_draws_every_weight_to_its_first_value(digits, tmp_path):

@@ -4,17 +4,12 @@ import copy
 
 import pytest
 import torch
-from support import methods
+from support.at_task_end import after
 from support.methods import BATCH, SILENT, TARGETS
 from support.small_runs import batch_of
 
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
-
-
-def after(name, tasks, data, tmp_path, **keys):
-    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
-    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
 
 
 def weights(network):

@@ -3,14 +3,9 @@
 import copy
 
 import torch
-from support import methods
+from support.at_task_end import after
 from support.methods import SILENT
 from torch.nn.functional import cross_entropy
-
-
-def after(name, tasks, data, tmp_path, **keys):
-    """With exemplars that are chosen at a task's end: ``test_streams.py`` has those of each step."""
-    return methods.after(name, tasks, data, tmp_path, memory_update="task", **keys)
 
 
 def test_sam_steps_along_the_gradient_at_the_steepest_point(digits, tmp_path):
