@@ -122,13 +122,13 @@ def _on_their_own(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """The SHA-256 of the tensors: their names, types, shapes and bytes."""
-    digest = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        sha256.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         if tensor.numel():
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+            sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
 def packed(value: object, tensors: dict[str, torch.Tensor], place: str = "") -> Json:
