@@ -14,14 +14,8 @@ from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.processes import Processes
 from pycil_wsc.training.step.passes import Passes
 
-OTHERS = (
-    "whole",
-    "replayed",
-    "replay",
-    "slots",
-    "stored",
-    "plain",
-)  # of a batch, what a loss may read beside its tensors
+# what a loss may read of a batch beside its tensors
+OTHERS = ("whole", "replayed", "replay", "slots", "stored", "plain")
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (mean loss, logits)
 
 
