@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -185,7 +186,7 @@ def work(
 ) -> None:
     """The main function of a process: the first, which has the ``pipe``, attempts the run, the others follow it."""
     multiprocessing.set_start_method(start_method, force=True)  # data loaders start as in the main process
-    threading.Thread(target=end_with, args=(ending,), daemon=True).start()
+    end_with(ending)
     torch.set_num_threads(threads)
     os.environ |= place
     if not place:
@@ -213,9 +214,21 @@ def work(
 
 
 def end_with(pipe: Connection) -> None:
-    """End this process and its child processes when the other end of ``pipe`` closes."""
-    connection.wait([pipe])
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join(1)  # it may hold a lock
-    os._exit(1)
+    """End this process, and all that it starts, when the other end of ``pipe`` closes."""
+
+    def end() -> None:
+        connection.wait([pipe])
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # in the main thread, torch raises that a data loader was killed
+        logging.disable()
+        for child in multiprocessing.active_children() if os.getpid() == first else ():
+            child.kill()
+            child.join(1)  # it may hold a lock
+        os._exit(1)
+
+    def wait_in_a_thread() -> None:
+        threading.Thread(target=end, daemon=True).start()
+
+    first = os.getpid()
+    wait_in_a_thread()
+    if hasattr(os, "register_at_fork"):  # a data loader that is just being forked is not among the active children
+        os.register_at_fork(after_in_child=wait_in_a_thread)

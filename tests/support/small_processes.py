@@ -87,3 +87,14 @@ def sharded(*arguments):
     """:func:`commanded` where accelerate shards on the processor too."""
     shard_on_the_processor()
     return commanded(*arguments)
+
+
+def forked_unseen(sender, ending):
+    """Fork a process that multiprocessing does not know, tell its number and wait; both end with ``ending``."""
+    from pycil_wsc.launch.workers import end_with
+
+    end_with(ending)
+    child = os.fork()
+    if child:
+        sender.send(child)
+    time.sleep(600)
