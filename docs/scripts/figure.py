@@ -1,8 +1,5 @@
-"""The pages' figures: accuracy after each task of the paper's schedule, accuracy against training cost, and the gain
-over Replay in tasks of few and many epochs.
-"""
+"""The pages' figures: accuracy after each task of the paper's schedule, and accuracy against training cost."""
 
-import csv
 import json
 import statistics
 from pathlib import Path
@@ -12,7 +9,6 @@ import matplotlib
 RECORDS = Path(__file__).parent.parent.parent / "results" / "studies" / "cifar100_short_all"
 NAMES = {"replay": "Replay", "icarl": "iCaRL", "bic": "BiC", "wa": "WA", "der": "DER", "foster": "FOSTER"}
 NAMES |= {"finetune": "Finetune", "memo": "MEMO", "joint": "Retraining", "wsc": "WSC"}
-TRIALS = RECORDS.parent / "short_tasks" / "digits_test.csv"
 SCHEDULE = RECORDS.parent / "cifar100_paper_schedule"
 PAPER = Path(__file__).parent.parent.parent / "pycil_wsc" / "report" / "paper.json"
 WSC, OTHER, TEXT = "#c2410c", "#475569", "#64748b"  # readable on white and on dark pages
@@ -50,23 +46,6 @@ def paper_averages(memory, method):
     return [min(values), max(values)]
 
 
-def gains(trials=TRIALS):
-    """{loop: {epochs: {method: [mean gain over Replay, its standard error]}}}; for Replay, the accuracy itself."""
-    rows = list(csv.DictReader(trials.read_text().splitlines()))
-    accuracies = {
-        (row["loop"], int(row["epochs"]), row["method"]): [float(v) for name, v in row.items() if name.isdigit()]
-        for row in rows
-    }
-    found = {}
-    for (loop, epochs, method), values in accuracies.items():
-        replay = accuracies[loop, epochs, "replay"]
-        if method != "replay":
-            values = [ours - theirs for ours, theirs in zip(values, replay, strict=True)]
-        error = statistics.stdev(values) / len(values) ** 0.5
-        found.setdefault(loop, {}).setdefault(epochs, {})[method] = [statistics.mean(values), error]
-    return found
-
-
 def pyplot():
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -80,30 +59,6 @@ def save(figure, path, shown):
     description = json.dumps(shown, sort_keys=True)
     figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": description}, facecolor="white")
     pyplot().close(figure)
-
-
-def draw_gains(path):
-    """Write the figure of the gains over Replay, before and after, one panel for each loop."""
-    plt, shown = pyplot(), gains()
-    figure, axes = plt.subplots(2, 4, figsize=(10, 4.8), sharex=True, sharey=True, layout="constrained")
-    for axis, (loop, by_epochs) in zip(axes.flat, shown.items()):
-        epochs = sorted(by_epochs)
-        for method, color, label in ("before", OTHER, "plain mean (before)"), ("default", WSC, "default (now)"):
-            means, errors = zip(*(by_epochs[each][method] for each in epochs), strict=True)
-            axis.errorbar(epochs, means, errors, color=color, marker="o", markersize=4, capsize=2, label=label)
-        axis.axhline(0, color=TEXT, linewidth=0.8)
-        axis.set_title(loop, fontsize=12)
-        axis.set_xscale("log")
-        axis.set_xticks(epochs, epochs)
-        axis.minorticks_off()
-        axis.tick_params(colors=TEXT, labelcolor=OTHER)
-        axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes.flat[len(shown) :]:
-        axis.axis("off")
-    axes.flat[-1].legend(*axes.flat[0].get_legend_handles_labels(), loc="center", frameon=False)
-    figure.supxlabel("epochs per task", fontsize=12, color=OTHER)
-    figure.supylabel("accuracy over Replay's, points", fontsize=12, color=OTHER)
-    save(figure, path, shown)
 
 
 def draw_schedule(path):

@@ -21,8 +21,9 @@ RECORDS = {"trace_smollm2": RESULTS}
 RECORDS |= {
     "abundant": ABUNDANT,
     "equal decay": ABUNDANT,
-    "averaging": WSC,
-    "short tasks": WSC,
+    "largest losses": WSC,
+    "averages of images": WSC,
+    "averages of digits": WSC,
     "imagenet100": PAPER,
 }
 RECORDS |= dict.fromkeys(speed_tables.TABLES, SPEED)
@@ -93,9 +94,8 @@ def page(name):
 def recorded(name):
     """The Markdown table of a benchmark's record, or of the runs in the folder results/studies/``name``."""
     import abundant  # beside this file, as are
-    import averaging
+    import averages
     import imagenet100
-    import short_tasks
     import trace_tables
 
     if name == "abundant":
@@ -107,11 +107,12 @@ def recorded(name):
         lines = abundant.rows_at_equal_decay()
     elif name == "imagenet100":
         lines = imagenet100.rows()
-    elif name == "short tasks":
-        lines = short_tasks.rows()
-    elif name == "averaging":
-        lines = averaging.rows()
-        return f"{rows(lines[0], lines[1:])}\n{averaging.sentence()}\n" if lines else "None yet.\n"
+    elif name == "largest losses":
+        lines = averages.worst()
+    elif name == "averages of images":
+        lines = averages.of_images()
+    elif name == "averages of digits":
+        lines = averages.of_digits()
     else:
         lines = trace_tables.runs(name)
     return rows(lines[0], lines[1:]) if lines else "None yet.\n"
@@ -128,7 +129,6 @@ def main():
     house.main()
     figure.draw_schedule(ROOT / "docs" / "images" / "paper_schedule.svg")
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
-    figure.draw_gains(ROOT / "docs" / "images" / "short_tasks.svg")
     import abundant
 
     if abundant.rows():

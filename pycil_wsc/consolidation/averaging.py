@@ -64,7 +64,7 @@ class Average:
     count: str = "late"
     last: bool = True
     buffers: bool = False
-    power: float = 32.0
+    power: float = 3.0
     weighting: Weighting | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

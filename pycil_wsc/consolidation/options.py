@@ -82,7 +82,7 @@ class WSCOptions:
         before="since_reset",
     )
     average_power: float = option(
-        32.0, "`late`: the weight of the k-th sample is about k to this power; 0 is a plain mean", low=0
+        3.0, "`late`: the weight of the k-th sample is about k to this power; 0 is a plain mean", low=0
     )
     average_last: bool = option(True, "include the task's last weights in the average")
     first_task: bool = option(False, "also consolidate in the first task")

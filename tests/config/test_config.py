@@ -728,14 +728,14 @@ def test_finished_runs_keep_their_folders(name):
 
 FOLDERS = {  # of files in exps: the folder of the last of their runs, seeds outermost
     "paper/cifar100_paper_schedule": "cifar100-b10-inc10/foster/m20/seed1993-d184ccb7",
-    "paper/table1_imagenet100": "imagenet100-b10-inc10/wsc/m600/seed1997-ae21e5be",
+    "paper/table1_imagenet100": "imagenet100-b10-inc10/wsc/m600/seed1997-5b105654",
     "paper/imagenet100": "imagenet100-b10-inc10/finetune/m0/seed1997-ae21e5be",
     "studies/trace_smollm2": "trace-500-data-models-SmolLM2-135M-Instruct/magmax/r0.2/seed1234-d6170e8c",
     "paper/wsc_literal": "cifar100-b10-inc10/wsc/m500/seed1997-3611126a",
     "studies/tune_wsc": "cifar100-b10-inc10/wsc/m200/seed1993-3f4e9b2b",
-    "paper/table_importance": "cifar100-b10-inc10/wsc/m500/seed1997-72eba329",
-    "paper/table_reset_rule": "cifar100-b10-inc10/wsc/m500/seed1997-eb51d2a9",
-    "paper/figure_retain": "cifar100-b10-inc10/wsc/m500/seed1997-1474f063",
+    "paper/table_importance": "cifar100-b10-inc10/wsc/m500/seed1997-2aeb267e",
+    "paper/table_reset_rule": "cifar100-b10-inc10/wsc/m500/seed1997-f1742fc9",
+    "paper/figure_retain": "cifar100-b10-inc10/wsc/m500/seed1997-7227dda8",
     "foster": "cifar100-b10-inc10/foster/m500/seed1997",
 }
 

@@ -292,18 +292,25 @@ def test_an_interval_below_one_is_a_share_of_the_warm_up(warmup, every, interval
 
 
 @pytest.mark.parametrize(
-    "file, entry, share", [("wsc", 0, 1 / 12), ("paper/wsc_literal", 0, 22 / 72), ("paper/paper_text", -1, 20 / 75)]
+    "file, count, every, share",
+    [
+        ("wsc", "late", 0.01, 24 / (160 * 161 * 162 * 163)),
+        ("paper/paper_text", "since_reset", 5, 1 / 12),
+        ("paper/wsc_literal", "absolute", 5, 22 / 72),
+        ("paper/paper_text", "swa", 5, 20 / 75),
+    ],
 )
-def test_share_of_the_reset_weights_at_the_papers_schedule(file, entry, share):
-    """70 epochs, the reset after 17, j = 5: weights that are 1 at the reset and 0 from then on
-    have their share as average.
+def test_share_of_the_reset_weights_at_the_papers_schedule(file, count, every, share):
+    """70 epochs, the reset after 17: weights that are 1 at the reset and 0 from then on have their share as average.
 
-    since_reset: samples at 17, 22, ..., 67 and 70, all alike. absolute: n = i/5 at 22, 27, ..., 67, and the product of
-    n / (n + 1) = i / (i + 5) telescopes to 22/72. swa: at 20, 25, ..., 70, so 20/75.
+    late: 159 samples after the first one, and the product of n / (n + 1) = m / (m + 4) over them. The others have
+    j = 5. since_reset: samples at 17, 22, ..., 67 and 70, all alike. absolute: n = i/5 at 22, 27, ..., 67, and the
+    product of n / (n + 1) = i / (i + 5) telescopes to 22/72. swa: at 20, 25, ..., 70, so 20/75.
     """
-    config = load(EXPS / f"{file}.json")[entry]
+    runs = (run for run in load(EXPS / f"{file}.json") if run.model_name == "wsc")
+    config = next(run for run in runs if run.wsc.average_count == count)
     warmup, epochs = int(config.wsc.warmup * config.epochs), config.epochs
-    assert (warmup, epochs, config.wsc.average_every) == (17, 70, 5)
+    assert (warmup, epochs, config.wsc.average_every) == (17, 70, every)
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     average = config.wsc.average_rule(per_epoch=3)

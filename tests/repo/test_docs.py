@@ -927,14 +927,6 @@ def test_differences_between_machines_stand_beside_the_numbers():
         assert re.search(r"64\.73 %\s+on\s+another", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
-def test_the_figure_of_short_tasks_shows_the_records(scripts, tmp_path):
-    figure = scripts("figure")
-    assert shown_in(ROOT / "docs/images/short_tasks.svg") == json.loads(json.dumps(figure.gains()))
-    figure.draw_gains(tmp_path / "figure.svg")
-    assert "<svg" in (tmp_path / "figure.svg").read_text()
-
-
 def test_the_figure_of_the_classifier_kept_up_to_date_shows_the_records(scripts, tmp_path):
     figure = scripts("upkeep_figure")
     shown = shown_in(ROOT / "docs/images/upkeep.svg")
