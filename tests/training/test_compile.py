@@ -219,6 +219,6 @@ def test_the_mode_is_the_one_asked_for_and_none_is_asked_for_by_default(settings
 def test_the_key_before_is_refused_in_configurations_and_read_in_records(settings):
     with pytest.raises(UserError, match="^cuda_graph: is replaced by 'compile'; set that instead$"):
         resolve(settings | {"cuda_graph": False})
-    record = ROOT / "results/studies/quickstart/wsc-m10-seed1993.json"
+    record = ROOT / "results/studies/cifar100_paper_schedule/wsc-m20.json"
     values = json.loads(record.read_text())["config"]
     assert "cuda_graph" in values and resolve_recorded(values, record).compile is False
