@@ -47,11 +47,13 @@ def of_images() -> list[tuple[str, ...]]:
     """The table of CIFAR-100, the header first: means over seeds, and the chosen power against the one before it."""
     powers = (f"p = {POWERS[0]}", *map(str, POWERS[1:]))
     lines: list[tuple[str, ...]] = [("epochs a task", "memory, %", *powers, f"{CHOSEN} against {BEFORE}", "seeds")]
-    for key, runs in images().groupby(level=["epochs", "memory"]):
+    table = images()
+    for epochs, memory in dict.fromkeys((epochs, memory) for epochs, memory, _ in table.index):
+        runs = table.loc[epochs, memory]
         means = (f"{runs[power].mean():.2f}" for power in POWERS)
         gain = runs[CHOSEN] - runs[BEFORE]
         half = f" ± {reach(len(gain) - 1) * gain.sem():.2f}" if len(gain) > 1 else ""
-        lines.append((*map(str, key), *means, f"{gain.mean():+.2f}{half}", str(len(gain))))
+        lines.append((str(epochs), str(memory), *means, f"{gain.mean():+.2f}{half}", str(len(gain))))
     return lines
 
 
@@ -66,7 +68,7 @@ def of_digits() -> list[tuple[str, ...]]:
 
 def worst() -> list[tuple[str, ...]]:
     """The largest loss of each power against the best one of a setting, the header first."""
-    settings = images().groupby(level=["epochs", "memory"]).mean()
+    settings = pd.DataFrame(images().groupby(level=["epochs", "memory"]).mean())
     lines: list[tuple[str, ...]] = [("largest loss", f"p = {POWERS[0]}", *map(str, POWERS[1:]))]
     for name, table in ("seven loops on digits", digits()), ("CIFAR-100 at 16 pixels", settings):
         largest = losses(table).max()

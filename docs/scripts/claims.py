@@ -225,7 +225,8 @@ PROTOCOL = """\
 ## The verdicts
 
 The protocol is that of [a night on a laptop](paper.md#a-night-on-a-laptop): 50 classes of CIFAR-100 in ten tasks, 25
-images of 16 pixels per class, a small ResNet, a fraction of the epochs, and five seeds.
+images of 16 pixels per class, a small ResNet, a fraction of the epochs, and five seeds. WSC takes a plain mean of the
+weights, which is [not the default](wsc.md#which-average).
 
 ![Gain of each method over Replay, against the fraction of images in memory, here and in the paper](images/claims.svg)
 

@@ -732,7 +732,7 @@ FOLDERS = {  # of files in exps: the folder of the last of their runs, seeds out
     "paper/imagenet100": "imagenet100-b10-inc10/finetune/m0/seed1997-ae21e5be",
     "studies/trace_smollm2": "trace-500-data-models-SmolLM2-135M-Instruct/magmax/r0.2/seed1234-d6170e8c",
     "paper/wsc_literal": "cifar100-b10-inc10/wsc/m500/seed1997-3611126a",
-    "studies/tune_wsc": "cifar100-b10-inc10/wsc/m200/seed1993-3f4e9b2b",
+    "studies/tune_wsc": "cifar100-b10-inc10/wsc/m200/seed1993-837deb3f",
     "paper/table_importance": "cifar100-b10-inc10/wsc/m500/seed1997-2aeb267e",
     "paper/table_reset_rule": "cifar100-b10-inc10/wsc/m500/seed1997-f1742fc9",
     "paper/figure_retain": "cifar100-b10-inc10/wsc/m500/seed1997-7227dda8",

@@ -445,7 +445,7 @@ def test_the_shipped_search_gives_every_method_as_many_trials_on_held_out_data()
     wsc = [dataclasses.asdict(config.wsc) for config in configs if config.model_name == "wsc"]
     assert {name for name in wsc[0] if len({str(options[name]) for options in wsc}) > 1} == {
         "warmup",
-        "average_every",
+        "average_power",
         "average_lr",
         "retain",
         "blend",
