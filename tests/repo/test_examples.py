@@ -139,5 +139,5 @@ def test_a_comparison_is_read_back(tmp_path):
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(path.read_text())
     printed = run(tmp_path, "read_results", tmp_path / "quickstart")
-    assert re.search(r"^wsc +10 +90\.05 +3\.19 ", printed, re.MULTILINE)
-    assert re.search(r"^10 +20\.83 +2\.29 +3$", printed, re.MULTILINE)
+    assert re.search(r"^wsc +10 +92\.98 +1\.46 ", printed, re.MULTILINE)
+    assert re.search(r"^10 +22\.88 +4\.98 +3$", printed, re.MULTILINE)
