@@ -26,9 +26,9 @@ import torch
 from record import origin, spread, write
 
 from pycil_wsc import Accept, Learner
+from pycil_wsc.classifier.check.shift import compared
 from pycil_wsc.classifier.predict.calibration import calibration_error, fitted_temperature
 from pycil_wsc.classifier.update.gate import decided
-from pycil_wsc.classifier.update.shift import compared
 from pycil_wsc.data.images.datasets import load_dataset
 
 KEYS = {"memory_per_class": 100, "batch_size": 32, "lrate": 0.05, "scheduler": "cosine", "threads": 1}

@@ -16,6 +16,7 @@ import torch
 
 from pycil_wsc import devices
 from pycil_wsc.allocator import free_memory
+from pycil_wsc.classifier.check.findings import Findings, findings_in
 from pycil_wsc.classifier.export.folder import write_folder
 from pycil_wsc.classifier.export.program import export_program, is_folder
 from pycil_wsc.classifier.predict.answers import UNKNOWN, Answer, Answers, Tested, numbers_of
@@ -46,7 +47,6 @@ from pycil_wsc.classifier.store.versions import (
     signature,
 )
 from pycil_wsc.classifier.update import classes
-from pycil_wsc.classifier.update.findings import Findings, findings_in
 from pycil_wsc.classifier.update.gate import Accept
 from pycil_wsc.classifier.update.held_out import ONE_OF
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
@@ -388,7 +388,7 @@ class Learner:
         saved again, are found by a perceptual hash, also among the test images of the source. Listed are also classes
         whose names differ by case or spaces, and images that look like another class, which may be mislabelled. The
         images of known classes are compared with the held-out images (``held_out=20``) of the same classes by a
-        two-sample test in feature space (:mod:`pycil_wsc.classifier.update.shift`).
+        two-sample test in feature space (:mod:`pycil_wsc.classifier.check.shift`).
 
         Args:
             source: as for :meth:`learn`. Its test part, if any, is compared with its training images.

@@ -6,5 +6,5 @@
 * :mod:`.plan`: what is known of a method before it has a network; :mod:`.learner_state`: the parts of its saved state
 * :mod:`.step`: the forward and backward pass of a step, and what it costs
 * :mod:`.learner_config`: the keys of training, which all learners read
-* :mod:`.schedules`, :mod:`.optimizers`, :mod:`.batch_norm`, :mod:`.budget`, :mod:`.processes`
+* :mod:`.optimizers`, :mod:`.batch_norm`, :mod:`.budget`, :mod:`.processes`
 """

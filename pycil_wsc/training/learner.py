@@ -28,13 +28,13 @@ from pycil_wsc.training import learner_state, loop
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimizers.groups import parameter_groups
+from pycil_wsc.training.optimizers.schedules import task_schedule
 from pycil_wsc.training.outputs import Outputs
 from pycil_wsc.training.over import Over
 from pycil_wsc.training.phase import Monitor, Phase, PhaseRun, Resume, refuse_images_and_targets
 from pycil_wsc.training.plan import Plan as MethodPlan
 from pycil_wsc.training.precision import Precision, undefined_in_bf16
 from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
-from pycil_wsc.training.schedules import task_schedule
 from pycil_wsc.training.step.backward import Backward
 from pycil_wsc.training.step.cost import Spent
 

@@ -12,7 +12,7 @@ from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.optimizers.groups import set_rate
-from pycil_wsc.training.schedules import Schedule
+from pycil_wsc.training.optimizers.schedules import Schedule
 
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (scalar loss, logits (B, classes))
 

@@ -13,9 +13,9 @@ from support.months import NAMES, TEMPLATES, photos
 from support.small_learners import FILES, QUICK, learned
 
 from pycil_wsc import Learner
-from pycil_wsc.classifier.update import near_duplicates, shift
-from pycil_wsc.classifier.update.doubtful_labels import doubtful
-from pycil_wsc.classifier.update.shift import compared
+from pycil_wsc.classifier.check import near_duplicates, shift
+from pycil_wsc.classifier.check.doubtful_labels import doubtful
+from pycil_wsc.classifier.check.shift import compared
 from pycil_wsc.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")

@@ -18,7 +18,7 @@ from torch import nn
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, recompute_batch_norm
 from pycil_wsc.methods.consolidation.options import WSCKeys
 from pycil_wsc.plugins import pycil
-from pycil_wsc.training.schedules import held_lr, step_lr
+from pycil_wsc.training.optimizers.schedules import held_lr, step_lr
 
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).parents[1] / "pycil_standin"

@@ -23,7 +23,7 @@ from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.training import budget
 from pycil_wsc.training.batches import Sampling
 from pycil_wsc.training.learner_config import OptimizerOptions
-from pycil_wsc.training.schedules import cosine_lr, held_lr, warmed_lr
+from pycil_wsc.training.optimizers.schedules import cosine_lr, held_lr, warmed_lr
 
 
 def torch_schedule(optimizer, warmup, total, min_lr):

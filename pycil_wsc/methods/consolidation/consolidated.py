@@ -24,9 +24,9 @@ from pycil_wsc.state import State
 from pycil_wsc.studies.resets import Training
 from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
+from pycil_wsc.training.optimizers.schedules import held_lr
 from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.processes import SINGLE_PROCESS
-from pycil_wsc.training.schedules import held_lr
 
 
 class Replacement(Protocol):

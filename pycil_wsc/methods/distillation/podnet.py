@@ -20,8 +20,8 @@ from pycil_wsc.networks.stages import stages_of, with_stages
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
+from pycil_wsc.training.optimizers.schedules import cosine_lr
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.schedules import cosine_lr
 
 Features = Callable[[np.ndarray], np.ndarray]
 MapClasses = Callable[..., Iterable[np.ndarray]]

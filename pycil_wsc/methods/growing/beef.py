@@ -18,8 +18,8 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.optimizers.schedules import cosine_lr
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.schedules import cosine_lr
 
 
 @register_learner("beef", scheduler="cosine", epochs=170, weight_decay=5e-4)

@@ -19,8 +19,8 @@ from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.learner_state import placed
+from pycil_wsc.training.optimizers.schedules import Schedule
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.schedules import Schedule
 
 SLOW_EPOCHS, SLOW = 5, 1 / 3  # the rate at first: torch's ConstantLR with its defaults, as in PILOT
 

@@ -22,8 +22,8 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.optimizers.groups import apart
+from pycil_wsc.training.optimizers.schedules import cosine_lr
 from pycil_wsc.training.phase import Phase, PhaseRun
-from pycil_wsc.training.schedules import cosine_lr
 from pycil_wsc.training.step.backward import Backward
 
 RIDGE = 1e-4  # added to variances, which else may be 0

@@ -17,8 +17,8 @@ from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.learner_state import placed
+from pycil_wsc.training.optimizers.schedules import cosine_lr
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.schedules import cosine_lr
 
 PER_CLASS = 256  # features drawn of each class in an epoch, and the size of a batch; as in the authors' code
 NEAREST, FARTHEST = 1.0, 0.9  # factor of a class's mean: after the newest task, and after the oldest of many

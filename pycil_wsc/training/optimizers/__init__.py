@@ -1,4 +1,4 @@
-"""Optimisers. Every module of this package is imported here, so a new file registers itself."""
+"""Optimisers and learning-rate schedules. Every module here is imported, so a new file registers itself."""
 
 from pycil_wsc.registry import import_all_of
 

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.training.batches import Batches
-from pycil_wsc.training.schedules import task_schedule
+from pycil_wsc.training.optimizers.schedules import task_schedule
 
 
 def weights(network):

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pycil_wsc.classifier.check.doubtful_labels import doubtful
+from pycil_wsc.classifier.check.near_duplicates import near_pairs, perceptual_hash, repeated
+from pycil_wsc.classifier.check.shift import Shift, compared
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Key
 from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.corrections import corrections_in
-from pycil_wsc.classifier.update.doubtful_labels import doubtful
 from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import learns_once
-from pycil_wsc.classifier.update.near_duplicates import near_pairs, perceptual_hash, repeated
-from pycil_wsc.classifier.update.shift import Shift, compared
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status, is_turned
 from pycil_wsc.data.tasks.stream import extended

@@ -4,8 +4,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from pycil_wsc.keys import key
-from pycil_wsc.methods.pretrained.l2p import PoolLearner, PoolNet
-from pycil_wsc.methods.pretrained.prompted import AS_PILOT
+from pycil_wsc.methods.prompts.l2p import PoolLearner, PoolNet
+from pycil_wsc.methods.prompts.prompted import AS_PILOT
 from pycil_wsc.networks.tuning.pools import PromptPool, initial
 from pycil_wsc.networks.tuning.transformer import KeysAndValues, TunedTransformer
 from pycil_wsc.registry import register_learner

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.pretrained.prompted import AS_PILOT, PromptedLearner, PromptedNet
+from pycil_wsc.methods.prompts.prompted import AS_PILOT, PromptedLearner, PromptedNet
 from pycil_wsc.networks.heads import NormalHead
 from pycil_wsc.networks.tuning.pools import PromptPool
 from pycil_wsc.networks.tuning.transformer import TunedTransformer

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.pretrained.prompted import AS_PILOT, PromptedLearner, PromptedNet
+from pycil_wsc.methods.prompts.prompted import AS_PILOT, PromptedLearner, PromptedNet
 from pycil_wsc.networks.heads import LinearHead
 from pycil_wsc.networks.tuning.pools import Components
 from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
+from pycil_wsc.training.optimizers.schedules import Schedule
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.schedules import Schedule
 
 USUAL_TASKS = 10  # of benchmarks, where it is not known how many will come
 

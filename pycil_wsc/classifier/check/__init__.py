@@ -1,0 +1,1 @@
+"""Looks at images before a learner learns them."""
