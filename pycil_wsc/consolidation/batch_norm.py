@@ -1,5 +1,6 @@
-"""Batch-norm statistics that fit averaged weights."""
+"""Batch-norm statistics that fit averaged weights, and the modes of a pass that computes them."""
 
+import contextlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -8,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-from pycil_wsc.consolidation.modes import restored_modes
 
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Any]
 LABELS = ("label", "labels", "label_ids")  # as Hugging Face's data collators name the targets
@@ -78,3 +77,14 @@ def _accepted(batch: Mapping[str, Any], arguments: Mapping[str, inspect.Paramete
     """
     takes_all = any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments.values())
     return {name: value for name, value in batch.items() if takes_all or name in arguments or name not in LABELS}
+
+
+@contextlib.contextmanager
+def restored_modes(model: nn.Module) -> Iterator[None]:
+    """A context in which modes may change; on exit, each module of ``model`` has its mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

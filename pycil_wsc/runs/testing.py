@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc.consolidation.modes import restored_modes
+from pycil_wsc.consolidation.batch_norm import restored_modes
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.files import Json

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import Importance, WeightSpaceConsolidation
+from pycil_wsc.consolidation.batch_norm import restored_modes
 from pycil_wsc.consolidation.importance import as_importance
-from pycil_wsc.consolidation.modes import restored_modes
 from pycil_wsc.consolidation.ranking import Scores
 from pycil_wsc.consolidation.trackers import Params, Tracker
 from pycil_wsc.data.batches.order import WHOLE

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from pycil_wsc import seeding
-from pycil_wsc.consolidation.modes import restored_modes
+from pycil_wsc.consolidation.batch_norm import restored_modes
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import key

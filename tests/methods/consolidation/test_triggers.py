@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from main import main
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.consolidation import Average, Blend, drift_score
-from pycil_wsc.consolidation.modes import restored_modes
+from pycil_wsc.consolidation.batch_norm import restored_modes
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars
