@@ -174,10 +174,11 @@ def test_a_data_loader_that_is_just_being_forked_ends_with_its_run():
     """Until its start has returned, the run does not find it among its child processes."""
     context = multiprocessing.get_context("forkserver")
     (told, sender), (ending, life) = context.Pipe(duplex=False), context.Pipe(duplex=False)
-    run = context.Process(target=forked_unseen, args=(sender, ending))
+    run = context.Process(target=forked_unseen, args=(sender, ending), daemon=True)
     run.start()
     for pipe in (sender, ending):
         pipe.close()
+    assert told.poll(60)
     forked = os.pidfd_open(told.recv())
     life.close()
     run.join(30)
