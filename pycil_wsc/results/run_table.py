@@ -25,7 +25,18 @@ Lines = list[dict[str, Json]]  # the records of an analysis, a dict per task
 FOLDER = "run"  # the column that identifies a run
 DIGITS = 4  # significant digits of a number
 FINER: dict[str, int] = dict.fromkeys(  # and of those that pages subtract and show with two decimals
-    ("average", "newest", "forgetting", "train_loss", "train_flops", "gradient_cosine", "gradient_norm", "drift"), 7
+    (
+        "average",
+        "newest",
+        "forgetting",
+        "anytime_auc",
+        "train_loss",
+        "train_flops",
+        "gradient_cosine",
+        "gradient_norm",
+        "drift",
+    ),
+    7,
 )
 LARGE = 1e9  # from here on, numbers have an exponent
 TEXTS = {FOLDER, "method", "label", "device", "precision", "torch", "commit"}  # never numbers
@@ -105,6 +116,8 @@ def _place(column: str) -> tuple[int, int, int, str]:
         return 0, NAMES.index(column), 0, ""
     if column in MEASURES:
         return 3, MEASURES.index(column), 0, ""
+    if column == ANYTIME:
+        return 3, len(MEASURES), 0, ""
     measure, _, task = column.rpartition("_")
     if measure in BY_TASK and task.isdecimal():
         return 2, list(BY_TASK).index(measure), int(task), ""
@@ -146,7 +159,10 @@ def _row(record: Record, varied: Sequence[str]) -> Row:
         row |= {f"{measure}_{task}": value for task, value in enumerate(values, 1)}
     measures = zip(MEASURES, _measures(record), strict=True)
     costs = zip(COSTS, _costs(record), strict=True)
-    return row | dict(measures) | dict(costs) | undeclared_measures(data)
+    row |= dict(measures) | dict(costs) | undeclared_measures(data)
+    if data.get(ANYTIME) is not None:
+        row[ANYTIME] = data[ANYTIME]
+    return row
 
 
 MEASURES = (
@@ -159,6 +175,7 @@ MEASURES = (
     "gradient_norm",
     "drift",
 )
+ANYTIME = "anytime_auc"  # of the runs that were also tested within their tasks
 
 
 def _measures(record: Record) -> Sequence[float | None]:

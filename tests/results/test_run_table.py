@@ -64,6 +64,12 @@ def test_the_columns_are_the_keys_in_which_runs_differ_and_what_a_method_recorde
     assert not {"prefix", "dataset", "wsc.blend", "model_name"} & set(header), "the same in all runs, or said already"
 
 
+def test_the_area_under_a_streams_curve_is_a_column_of_the_runs_that_have_one(runs, tmp_path):
+    synthetic.write(runs, synthetic.result("er", 20, 1, classes=20) | {"anytime_auc": 12.3456789})
+    rows = tabulated(runs, out=tmp_path / "table.csv")
+    assert [row["anytime_auc"] for row in rows if "anytime_auc" in row] == [12.34568]
+
+
 def test_a_commit_or_label_that_looks_like_a_number_is_none(runs, tmp_path):
     rows = tabulated(runs, out=tmp_path / "table.csv")
     assert {row["commit"] for row in rows} == {"1234567-dirty", "0000000"}
