@@ -48,7 +48,7 @@ def predictions_of(network: nn.Module, learner: BaseLearner, source: Source, tas
     best, finite = [], torch.ones((), dtype=torch.bool, device=learner.device)
     share, targets = learner.processes.share_of_batches, learner.manager.test_targets
     with torch.inference_mode(), learner.precision.autocast():
-        for images, _ in source.batches(task.test_indices, targets, learner.config.batch_size, share=share):
+        for images, _ in source.batches(task.test_indices, targets, learner.outputs.batch_size, share=share):
             logits = network(images)[:, : task.num_seen]
             finite &= logits.isfinite().all()
             best.append(best_classes(logits))
@@ -63,7 +63,7 @@ def _classes_of_other_tasks(learner: BaseLearner, task: Task) -> Iterator[Tensor
     others = torch.ones(task.index + 1, task.num_seen, dtype=torch.bool)
     others[tasks, manager.test_targets[test]] = False
     others[manager.train_tasks[train], manager.train_targets[train]] = False  # a class may have no test images
-    batches = torch.from_numpy(tasks).split(learner.config.batch_size)
+    batches = torch.from_numpy(tasks).split(learner.outputs.batch_size)
     others = others.to(learner.device)
     for batch in batches[processes.rank :: processes.count]:
         yield others[batch.to(learner.device)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pycil_wsc import seeding
 from pycil_wsc.consolidation import recompute_batch_norm
 from pycil_wsc.data.batches.loader import Source
-from pycil_wsc.data.batches.order import num_batches
+from pycil_wsc.data.batches.order import CHUNK, num_batches
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batches, Sampling
@@ -55,6 +55,12 @@ class Outputs:
         self.wanted = np.empty(0, np.int64)  # samples whose features are noted when they are computed anyway
         self.noted: dict[int, np.ndarray] = {}  # sample -> features (d,), as computed last
 
+    @property
+    def batch_size(self) -> int:
+        """Images in a batch: as in training, but the small batches of a stream are no measure for tests."""
+        config = self.learner.config
+        return max(config.batch_size, CHUNK) if config.online else config.batch_size
+
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Features of training samples: float32 numpy (n, d)."""
         parts = [features for features, _ in self._of_training(indices)]
@@ -83,7 +89,7 @@ class Outputs:
         learner = self.learner
         learner.eval()
         share = learner.processes.share_of_batches
-        for images, labels in source.batches(indices, targets, learner.config.batch_size, share=share):
+        for images, labels in source.batches(indices, targets, self.batch_size, share=share):
             with learner.precision.autocast():
                 features = learner.extract(images)
             yield features.float(), labels
@@ -92,7 +98,7 @@ class Outputs:
         """The outputs for all ``rows`` images, from the ``parts`` of all processes: (rows, ...), on the CPU."""
         processes = self.learner.processes
         if processes.count > 1:
-            batches = num_batches(rows, self.learner.config.batch_size)
+            batches = num_batches(rows, self.batch_size)
             parts = processes.gather([part.cpu() for part in parts], batches)
         return torch.cat(parts).cpu()
 

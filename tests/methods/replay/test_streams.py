@@ -144,15 +144,20 @@ def test_one_pass_shows_each_image_once_in_small_batches_at_a_constant_rate(sett
     assert (config.batch_size, config.init_epoch, config.epochs, config.momentum) == (10, 1, 1, 0)
     assert not config.milestones and not config.weight_decay
     run = run_of(settings | {"init_epoch": 1, "epochs": 1} | ONLINE)
-    shown = []
-    plain = run.learner.before_step
+    shown, tested = [], []
+    before_step, classify = run.learner.before_step, run.learner.classify
 
     def noted(batch):
         shown.extend(batch.indices.tolist())
-        return plain(batch)
+        return before_step(batch)
 
-    with patch.object(run.learner, "before_step", noted):
+    def classified(features):
+        tested.append(len(features))
+        return classify(features)
+
+    with patch.object(run.learner, "before_step", noted), patch.object(run.learner, "classify", classified):
         result = run.execute()
+    assert tested == [len(task.test_indices) for task in run.manager.tasks], "in one batch, unlike the training images"
     assert sorted(shown) == list(range(72))
     assert result["images_trained"] == 72 + 4 * 5 + 2 * 5 * 5, "and five exemplars in each step but the first"
 
