@@ -23,7 +23,7 @@ Runs = dict[str, dict[int, dict[int, Row]]]  # {row's name: {memory: {seed: run}
 
 
 def one_pass() -> list[tuple[str, ...]]:
-    """Average accuracy and area under the curve, the header first: ER's, and differences from it; empty without runs."""
+    """Average accuracy and area under the curve, the header first: ER's, and differences from it."""
     runs = grouped("one_pass", one_pass_name)
     if not runs:
         return []
