@@ -33,7 +33,7 @@ def noisy(count, seed, names=("ant", "cat"), brighter=0):
 @pytest.fixture(scope="module")
 def learner():
     """Of 100 images of each of two classes, 20 of which it holds out."""
-    return learned(noisy(100, 0), held_out=20, **QUICK)
+    return learned(noisy(100, 0), held_out=20, convnet_options={"width": 16}, **QUICK)
 
 
 def test_fine_images_are_fine(learner):

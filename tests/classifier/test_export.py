@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from support.methods import one_of_each_family
 from support.small_learners import QUICK, arrays, learned, months
 from support.small_runs import uncounted
 
@@ -50,7 +51,7 @@ def by_onnxruntime(path, runtime, output="logits"):
     return lambda images: session.run([output], {"images": images.numpy()})[0]
 
 
-@pytest.fixture(scope="module", params=sorted(registry.learners))
+@pytest.fixture(scope="module", params=one_of_each_family(sorted(registry.learners)))
 def every(request, months):
     """A learner of each method after three tasks, and the test images of the last one."""
     with uncounted():

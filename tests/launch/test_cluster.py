@@ -153,7 +153,7 @@ CALM = {  # a schedule and a seed with which the rounding of two processes stays
 }
 
 
-def test_this_machine_gives_each_run_two_processes(settings, tmp_path, undisturbed):
+def test_this_machine_gives_each_run_two_processes(settings, tmp_path, undisturbed, forked):
     others = {process.pid for process in multiprocessing.active_children()}  # of tests before
     assert main(["--config", write(tmp_path, settings | CALM), "--gpus-per-run", "2"]) == 0
     ((folder, result),) = results(settings).items()
@@ -268,7 +268,7 @@ def test_what_failed_in_another_process_is_in_the_log(error, line, settings, mon
     "changes, reason",
     [({"dataset": "npz:lost.npz"}, "lost.npz"), ({"init_lr": 1e30}, "the loss became nan in task 1/3")],
 )
-def test_what_the_first_process_says_of_a_failure_is_the_outcome(changes, reason, settings):
+def test_what_the_first_process_says_of_a_failure_is_the_outcome(changes, reason, settings, forked):
     config = resolve(settings | CALM | changes)
     outcome = attempt_in_processes(Job(1, 1, config), 2, 1, lambda progress: None)
     assert reason in outcome.error + outcome.failure and not outcome.again and not outcome.result

@@ -20,21 +20,21 @@ from pycil_wsc.runs.planning import plan_of
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.learner_state import memory_of, stored_of, without_exemplars
 
-# the network of the small runs: convolutions 3 -> 16 -> 32 -> 32, batch norms of 16, 32 and 32 channels, 128 features
-WEIGHTS = 9 * (3 * 16 + 16 * 32 + 32 * 32)
-CHANNELS = 16 + 32 + 32
+# the network of the small runs: convolutions 3 -> 8 -> 16 -> 16, batch norms of 8, 16 and 16 channels, 64 features
+WEIGHTS = 9 * (3 * 8 + 8 * 16 + 16 * 16)
+CHANNELS = 8 + 16 + 16
 COUNTERS = 3 * 8  # batch norm's numbers of steps, int64
 TRAINED = 4 * (WEIGHTS + 2 * CHANNELS)  # float32
 BACKBONE = TRAINED + 4 * 2 * CHANNELS + COUNTERS
 
 
 def head(classes):
-    return 4 * (128 + 1) * classes
+    return 4 * (64 + 1) * classes
 
 
 IMAGE = 8 * 8 * 3
 EXEMPLARS = 6 * 4  # four of each of six classes
-STATISTICS = 8 * 6 * 128 + 8 * 6  # sums of features and numbers of images of each class, in float64 and int64
+STATISTICS = 8 * 6 * 64 + 8 * 6  # sums of features and numbers of images of each class, in float64 and int64
 HAND_WORKED = {
     "replay": (BACKBONE + head(6), 0, EXEMPLARS * IMAGE, 0),
     # the weights that are trained, two averages; the tested network is one of them, as are the averages' counters
@@ -48,7 +48,7 @@ HAND_WORKED = {
     "ema": (BACKBONE + head(6), 0, EXEMPLARS * IMAGE, 0),
     "wsc": (BACKBONE + head(6), 0, EXEMPLARS * IMAGE, 0),
     "ncm": (BACKBONE + head(6) + STATISTICS, 0, 0, 0),
-    "slda": (BACKBONE + head(6) + STATISTICS + 8 * 128 * 128, 0, 0, 0),  # and a covariance in float64
+    "slda": (BACKBONE + head(6) + STATISTICS + 8 * 64 * 64, 0, 0, 0),  # and a covariance in float64
 }
 
 

@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from support.small_runs import killed_at
+from support.small_runs import killed_at, small_data
 
 from main import main
 from pycil_wsc.config.loading import resolve
@@ -15,7 +15,6 @@ from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.runs.run import Run
 
 SETTINGS = {
-    "dataset": "digits",
     "model_name": "replay",
     "memory_per_class": 2,
     "init_cls": 4,
@@ -35,8 +34,9 @@ SETTINGS = {
 @pytest.fixture
 def run(tmp_path):
     """keys -> a run over three tasks of three, two and two epochs."""
-    dataset = load_dataset("digits", ".")
-    return lambda **keys: Run(resolve(SETTINGS | {"out": str(tmp_path / "runs"), "tensorboard": True} | keys), dataset)
+    data = f"npz:{small_data(tmp_path / 'data.npz', classes=10, per_class=4)}"
+    dataset, places = load_dataset(data, "."), {"dataset": data, "out": str(tmp_path / "runs"), "tensorboard": True}
+    return lambda **keys: Run(resolve(SETTINGS | places | keys), dataset)
 
 
 class StandIn:

@@ -5,6 +5,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 import torch
 
+from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.runs.run import Run
@@ -32,6 +33,20 @@ SMALL = MappingProxyType(  # tests share it
 @pytest.fixture(scope="module")
 def digits():
     return load_dataset("digits", ".")
+
+
+def one_of_each_family(names):
+    """These methods as parameters, of which all but one of each family (their folder), are slow.
+
+    For what a mechanism owes to every method, and a method by itself can hardly break.
+    """
+    parameters, families = [], set()
+    for name in names:
+        family = registry.learners[name].__module__.split(".")[-2]
+        is_further = family in families
+        families.add(family)
+        parameters.append(pytest.param(name, marks=[pytest.mark.slow] if is_further else [], id=name))
+    return parameters
 
 
 def after(model_name, tasks, data, tmp_path, **keys):

@@ -96,14 +96,18 @@ def llm_settings(tmp_path, collected):
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
+def made(common):
     """A report of synthetic runs of all the paper's studies: (its folder, the contents of every result, the labels of
     the axes by figure). The figures of the main setting are drawn, but not written in their formats.
     """
+    return small_runs.once(common / "report.pickle", lambda: report_of_all_studies(common / "report"))
+
+
+def report_of_all_studies(folder):
+    """The fixture ``made`` of runs in ``folder``."""
     from pycil_wsc import report
     from pycil_wsc.report import page
 
-    folder = tmp_path_factory.mktemp("runs")
     results = synthetic.main_table(memories=(20, 200), methods=("der", "replay", "bic", "wsc"))
     results += [
         *synthetic.studies(memories=(20, 200), methods=("der", "replay", "wsc")),

@@ -79,7 +79,7 @@ def small_data(path, classes=6, per_class=12, size=8):
 class Tiny(StagedBackbone):
     """(B, 3, 4 k, 4 k) -> (B, 8 width): a ResNet of one block, for runs in which the backbone does not matter."""
 
-    def __init__(self, width: int = 16):
+    def __init__(self, width: int = 8):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
         self.stage1 = stage(width, 2 * width, 1, 2)
@@ -122,9 +122,11 @@ LARGER = {  # with "tiny" as it is they learn little in so few epochs
     "foster": {"convnet_options.width": 32},
     "pass": {"convnet_type": "resnet8"},
     "dgr": {"init_lr": 0.1, "lrate": 0.1},
-    "slca_cofima": {"init_lr": 0.1, "lrate": 0.1, "backbone_lr_factor": 1.0},
-    "slca": {"init_lr": 0.1, "lrate": 0.1, "backbone_lr_factor": 1.0},
-    "duct": {"init_lr": 0.3, "lrate": 0.3, "merge_scalar": 1.0, "head_merge_ratio": 0.0, "epc_re": 20, "lr_re": 1.0},
+    "lucir": {"convnet_options.width": 16},
+    "slca_cofima": {"convnet_options.width": 16, "init_lr": 0.1, "lrate": 0.1, "backbone_lr_factor": 1.0},
+    "slca": {"convnet_options.width": 16, "init_lr": 0.1, "lrate": 0.1, "backbone_lr_factor": 1.0},
+    "duct": {"convnet_options.width": 16, "init_lr": 0.3, "lrate": 0.3, "epc_re": 20, "lr_re": 1.0}
+    | {"merge_scalar": 1.0, "head_merge_ratio": 0.0},
 }
 
 

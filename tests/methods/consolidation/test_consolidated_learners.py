@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.methods import SILENT
+from support.methods import SILENT, one_of_each_family
 from support.small_runs import ROOT, killed_at, run_of, suited, without_measurements
 from torch.nn.functional import cross_entropy
 
@@ -72,7 +72,7 @@ def test_statistics_are_collected_for_an_average_alone_and_mixed_as_its_batches(
     assert set(used) == ({(2, 8)} if average else set())
 
 
-@pytest.mark.parametrize("name", ONE_PHASE)
+@pytest.mark.parametrize("name", one_of_each_family(ONE_PHASE))
 def test_what_a_task_ends_with_is_the_mean_over_its_steps_of_what_it_trained(name, settings, monkeypatch):
     """Summed up here in float64. What the method itself does at the end, such as aligning or merging, comes later."""
     learner = run_of(settings, model_name=name, consolidate=True, **ALL_STEPS | suited(name)).learner
