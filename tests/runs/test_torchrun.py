@@ -43,6 +43,7 @@ from pycil_wsc.training.step.shared_passes import SharedPasses
 
 pytestmark = pytest.mark.usefixtures("undrawn")  # imports the report before the processes, which need it, fork
 SMALL = SETTINGS | {
+    "convnet_type": "wider",
     "precision": "fp32",
     "init_epoch": 2,
     "epochs": 2,

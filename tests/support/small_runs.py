@@ -86,6 +86,14 @@ class Tiny(StagedBackbone):
         self.pool, self.out_dim = Quadrants(), 8 * width
 
 
+@register_backbone("wider")
+class Wider(Tiny):
+    """With twice the channels, for comparisons whose seeds were chosen so that rounding stays rounding."""
+
+    def __init__(self, width: int = 16):
+        super().__init__(width)
+
+
 class Quadrants(nn.Module):
     """(B, d, 2 k, 2 k) -> (B, 4 d): the mean of each quarter of the image."""
 
