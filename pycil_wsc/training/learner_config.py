@@ -180,7 +180,7 @@ class LearnerOptions:
     )
     steps_per_batch: int = key(
         1,
-        "with `memory_update` `step`: optimiser steps on each batch, each with exemplars drawn anew; the batch enters "
+        "with `memory_update` `step`: optimiser steps on each batch, each with newly drawn exemplars; the batch enters "
         "the memory after the last",
         low=1,
     )

@@ -23,7 +23,8 @@ class CoFiMA(InterpolatingLearner):
     theta <- ((1 - a) F_before theta_before + a F theta) / ((1 - a) F_before + a F) at the end of each later task, from
     which the next starts. F is the diagonal of the Fisher information of the task's training data, exemplars included,
     as in the authors' code: squares of the gradients of batches, cut off at ``fishermax``, before the weights are
-    averaged.
+    averaged. Unlike theirs, it has no low rate for the backbone, no loss over the new classes alone, and no second
+    stage.
     """
 
     @dataclass(frozen=True)

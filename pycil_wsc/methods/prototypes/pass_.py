@@ -27,7 +27,8 @@ class PASS(PrototypeLearner):
     """PASS (Zhu et al., CVPR 2021): a class and its three rotations are four classes.
 
     Old classes are prototypes with Gaussian noise. Its variance is the mean over classes and features of the variance
-    of the features of a class.
+    of the features of a class. The distillation is a norm over the batch, as in PyCIL; with fewer old classes than new
+    ones, PyCIL's gives NaN.
     """
 
     two_passes = True

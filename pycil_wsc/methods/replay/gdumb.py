@@ -36,6 +36,7 @@ class GDumb(Joint):
 
     A balanced memory, drawn at random, on which new weights are trained for each task: the task's other samples are
     not used. Constants and CutMix (Yun et al., 2019) are those of the authors' code for CIFAR.
+    The accuracy is that of the last epoch; the authors report the best of all epochs.
     """
 
     @dataclass(frozen=True)

@@ -17,6 +17,8 @@ class SAM(Replay):
 
     Each step takes the gradient at the point where the loss is largest within ``rho``, found by one gradient more. The
     second pass leaves the statistics of batch norm alone. The first task is trained in the same way.
+    Unlike the authors' code, weight decay is in the optimiser's step only, and there is no clipping and no Nesterov
+    momentum.
     """
 
     @dataclass(frozen=True)
