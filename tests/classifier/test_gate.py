@@ -497,7 +497,9 @@ def test_a_script_that_is_started_again_resumes_the_task_after_a_rejected_one(mo
 @pytest.mark.slow
 def test_a_gate_with_other_images_labels_or_limits_decides_anew(months, tmp_path):
     def decided_by(images, names, **limits):
-        learner = Learner("replay", out=tmp_path / "work", **SMALL | {"epochs": 8, "init_epoch": 6})
+        learner = Learner(
+            "replay", out=tmp_path / "work", **SMALL | {"convnet_type": "wider", "epochs": 8, "init_epoch": 6}
+        )
         learner.learn(months[0])
         return learner.learn(months[1], accept=pycil_wsc.Accept(on=(images, names), **limits))
 
