@@ -205,7 +205,6 @@ STEP_OF_REPLAY = (  # in the order of docs/how_a_step_runs.md: what runs in a st
     "training/phase.py",
     "training/batches.py",
     "training/step/backward.py",
-    "training/step/passes.py",
 )
 PREDICTION = (  # an image through Learner.predict
     "classifier/learner.py",

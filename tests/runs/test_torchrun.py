@@ -39,7 +39,7 @@ from pycil_wsc.methods.consolidation.scores import _score_by_data
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import load_state
 from pycil_wsc.training.processes import Processes
-from pycil_wsc.training.step.shared_passes import SharedPasses
+from pycil_wsc.training.step.backward import SharedPasses
 
 pytestmark = pytest.mark.usefixtures("undrawn")  # imports the report before the processes, which need it, fork
 SMALL = SETTINGS | {
