@@ -32,6 +32,10 @@ from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.phase import Monitor
 
+FROZEN = ["blocks", "patch_embed", "cls_token", "norm", "pos_embed"]
+PROMPTS = {"tuned_epoch": 1, "freeze": FROZEN, "get_original_backbone": True, "reinit_optimizer": True}
+PROMPTS |= {"optimizer": "adam", "scheduler": "constant", "weight_decay": 0, "size": 10, "prompt_pool": True}
+PROMPTS |= {"shared_prompt_key": False, "pull_constraint": True, "pull_constraint_coeff": 0.1}
 FILE = {  # the keys of PILOT's files that its code reads
     "ease": {"init_epochs": 1, "ffn_num": 64, "use_diagonal": False, "recalc_sim": True, "alpha": 0.1, "beta": 0}
     | {"use_init_ptm": False, "use_old_data": False, "use_reweight": True, "moni_adam": False, "adapter_num": -1},
@@ -39,11 +43,25 @@ FILE = {  # the keys of PILOT's files that its code reads
     | {"ca_lr": 0.005, "ca_storage_efficient_method": "variance", "n_centroids": 10},
     "lae": {"tuned_epoch": 1, "ema_decay": 0.9999, "num_freeze_epochs": 0, "pet_cls": "Prefix", "pet_length": 10}
     | {"down_sample_dim": 5, "reinit_optimizer": False},
+    "l2p": PROMPTS | {"top_k": 5, "use_prompt_mask": False, "shared_prompt_pool": False},
+    "dualprompt": PROMPTS
+    | {"top_k": 1, "use_prompt_mask": True, "shared_prompt_pool": True, "use_prefix_tune_for_e_prompt": True},
+}
+OF_THE_POOL = {"prompt_length": 5, "embedding_key": "cls", "prompt_init": "uniform", "prompt_pool": True}
+OF_THE_POOL |= {"prompt_key": True, "pool_size": 10, "batchwise_prompt": True, "prompt_key_init": "uniform"}
+TRANSFORMERS = {  # arguments of PILOT's transformers of methods with prompts
+    "l2p": OF_THE_POOL | {"top_k": 5, "head_type": "prompt", "use_prompt_mask": False},
+    "dualprompt": OF_THE_POOL
+    | {"top_k": 1, "head_type": "token", "use_prompt_mask": True, "same_key_value": False}
+    | {"use_g_prompt": True, "g_prompt_length": 5, "g_prompt_layer_idx": [0, 1], "use_prefix_tune_for_g_prompt": True}
+    | {"use_e_prompt": True, "e_prompt_layer_idx": [2, 3, 4], "use_prefix_tune_for_e_prompt": True},
 }
 OURS = {
     "ease": {},
     "mos": {"ca_storage_efficient_method": "variance", "crct_epochs": 1},
     "lae": {"num_freeze_epochs": 0, "optimizer": "sgd"},
+    "l2p": {"batchwise_prompt": True},
+    "dualprompt": {},
 }
 
 
@@ -117,6 +135,8 @@ def stock(name, args):
     keys |= {"init_lr": 0.01, "later_lr": 0.01, "batch_size": args.batch_size, "weight_decay": 5e-4, "min_lr": 0}
     keys |= {"optimizer": "sgd", "scheduler": "cosine", "model_name": name, "backbone_type": name} | FILE[name]
     vars(networks)["get_backbone"] = lambda *_, **__: transformer(name, keys, args)
+    if name in TRANSFORMERS:  # the query's transformer has no prompts
+        networks.PromptVitNet.get_original_backbone = lambda *_: plain_transformer(name, args).eval()
     vars(module).update(DataLoader=Batches, tqdm=Bar)
     learner = module.Learner(keys)
     learner._network.backbone.out_dim = learner._network.out_dim = args.embed_dim
@@ -156,6 +176,8 @@ def transformer(name, keys, args):
     sizes = {"img_size": args.image_size, "embed_dim": args.embed_dim, "depth": args.depth, "num_heads": args.heads}
     if name == "lae":
         return module.VisionTransformer(**sizes)
+    if name in TRANSFORMERS:
+        return module.VisionTransformer(num_classes=4, **TRANSFORMERS[name], **sizes)
     tuning = types.SimpleNamespace(ffn_adapt=True, ffn_option="parallel", ffn_adapter_layernorm_option="none")
     tuning.ffn_adapter_init_option, tuning.ffn_adapter_scalar, tuning.vpt_on = "lora", "0.1", False
     tuning.ffn_num, tuning.d_model, tuning._device = keys["ffn_num"], args.embed_dim, keys["device"][0]
@@ -167,6 +189,14 @@ def transformer(name, keys, args):
     for part, parameter in made.named_parameters():
         parameter.requires_grad = "adapter" in part or "head" in part
     return made
+
+
+def plain_transformer(name, args):
+    """PILOT's transformer of these sizes without prompts, with random weights."""
+    module = importlib.import_module(f"backbone.vit_{name}")
+    return module.VisionTransformer(
+        img_size=args.image_size, embed_dim=args.embed_dim, depth=args.depth, num_heads=args.heads, num_classes=4
+    )
 
 
 class Images:
