@@ -102,7 +102,7 @@ def test_a_file_of_weights_that_is_not_there_is_named_before_another_run_trains(
         ({"model_name": "redo", "recycle_every": 6}, None),
         ({"model_name": "wsc", "wsc.reset": "continual_backprop"}, "wsc.replacement_rate: takes about "),
         (
-            {"model_name": "wsc", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.1},
+            {"model_name": "wsc", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.5},
             "wsc.maturity: takes about 1,000 optimiser steps",
         ),
         ({"model_name": "wsc", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.0}, None),

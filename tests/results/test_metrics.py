@@ -69,8 +69,8 @@ def test_the_classes_that_a_known_task_leaves_are_those_of_its_samples():
         train_targets=np.array([0, 1, 3, 4]),
         train_tasks=np.array([0, 0, 1, 2]),
     )
-    config = SimpleNamespace(batch_size=4)
-    learner = SimpleNamespace(manager=manager, processes=SINGLE_PROCESS, device=torch.device("cpu"), config=config)
+    outputs = SimpleNamespace(batch_size=4)
+    learner = SimpleNamespace(manager=manager, processes=SINGLE_PROCESS, device=torch.device("cpu"), outputs=outputs)
     (others,) = _classes_of_other_tasks(learner, Task(1, 2, 4, np.arange(0), np.arange(4)))
     first, second = [True, True, False, False], [False, True, True, True]
     assert (~others).tolist() == [first, first, second, second]
