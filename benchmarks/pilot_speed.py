@@ -136,7 +136,7 @@ def stock(name, args):
     keys |= {"optimizer": "sgd", "scheduler": "cosine", "model_name": name, "backbone_type": name} | FILE[name]
     vars(networks)["get_backbone"] = lambda *_, **__: transformer(name, keys, args)
     if name in TRANSFORMERS:  # the query's transformer has no prompts
-        networks.PromptVitNet.get_original_backbone = lambda *_: plain_transformer(name, args).eval()
+        networks.PromptVitNet.get_original_backbone = lambda *_: transformer(name, keys, args, {}).eval()
     vars(module).update(DataLoader=Batches, tqdm=Bar)
     learner = module.Learner(keys)
     learner._network.backbone.out_dim = learner._network.out_dim = args.embed_dim
@@ -170,14 +170,15 @@ def importable(pilot):
         sys.path.insert(0, str(pilot))
 
 
-def transformer(name, keys, args):
-    """PILOT's transformer of these sizes, with random weights."""
+def transformer(name, keys, args, prompts=None):
+    """PILOT's transformer of these sizes, with random weights; ``prompts`` in place of the method's."""
     module = importlib.import_module(f"backbone.vit_{name}")
     sizes = {"img_size": args.image_size, "embed_dim": args.embed_dim, "depth": args.depth, "num_heads": args.heads}
     if name == "lae":
         return module.VisionTransformer(**sizes)
     if name in TRANSFORMERS:
-        return module.VisionTransformer(num_classes=4, **TRANSFORMERS[name], **sizes)
+        prompts = TRANSFORMERS[name] if prompts is None else prompts
+        return module.VisionTransformer(num_classes=4, **prompts, **sizes)
     tuning = types.SimpleNamespace(ffn_adapt=True, ffn_option="parallel", ffn_adapter_layernorm_option="none")
     tuning.ffn_adapter_init_option, tuning.ffn_adapter_scalar, tuning.vpt_on = "lora", "0.1", False
     tuning.ffn_num, tuning.d_model, tuning._device = keys["ffn_num"], args.embed_dim, keys["device"][0]
@@ -189,14 +190,6 @@ def transformer(name, keys, args):
     for part, parameter in made.named_parameters():
         parameter.requires_grad = "adapter" in part or "head" in part
     return made
-
-
-def plain_transformer(name, args):
-    """PILOT's transformer of these sizes without prompts, with random weights."""
-    module = importlib.import_module(f"backbone.vit_{name}")
-    return module.VisionTransformer(
-        img_size=args.image_size, embed_dim=args.embed_dim, depth=args.depth, num_heads=args.heads, num_classes=4
-    )
 
 
 class Images:

@@ -116,8 +116,6 @@ def _place(column: str) -> tuple[int, int, int, str]:
         return 0, NAMES.index(column), 0, ""
     if column in MEASURES:
         return 3, MEASURES.index(column), 0, ""
-    if column == ANYTIME:
-        return 3, len(MEASURES), 0, ""
     measure, _, task = column.rpartition("_")
     if measure in BY_TASK and task.isdecimal():
         return 2, list(BY_TASK).index(measure), int(task), ""
@@ -159,10 +157,7 @@ def _row(record: Record, varied: Sequence[str]) -> Row:
         row |= {f"{measure}_{task}": value for task, value in enumerate(values, 1)}
     measures = zip(MEASURES, _measures(record), strict=True)
     costs = zip(COSTS, _costs(record), strict=True)
-    row |= dict(measures) | dict(costs) | undeclared_measures(data)
-    if data.get(ANYTIME) is not None:
-        row[ANYTIME] = data[ANYTIME]
-    return row
+    return row | dict(measures) | dict(costs) | undeclared_measures(data)
 
 
 MEASURES = (
@@ -174,8 +169,8 @@ MEASURES = (
     "gradient_cosine",
     "gradient_norm",
     "drift",
+    "anytime_auc",
 )
-ANYTIME = "anytime_auc"  # of the runs that were also tested within their tasks
 
 
 def _measures(record: Record) -> Sequence[float | None]:
@@ -193,6 +188,7 @@ def _measures(record: Record) -> Sequence[float | None]:
         _mean([line["cosine"] for line in gradients]),
         _mean([line["norm"] for line in gradients]),
         _mean([line["norm"] for line in drift(record)]),
+        data.get("anytime_auc"),
     )
 
 

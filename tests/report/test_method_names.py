@@ -7,9 +7,8 @@ from pycil_wsc.report.texts import METHODS, method_name
 
 
 def test_each_registered_method_has_a_name_of_its_own():
-    names = [METHODS[name]["name"] for name in learners if name in METHODS]
-    assert set(learners) <= METHODS.keys()
-    assert len(set(names)) == len(names)
+    ours = [name for name, learner in learners.items() if learner.__module__.startswith("pycil_wsc.")]
+    assert len({METHODS[name]["name"] for name in ours}) == len(ours) > 60
 
 
 @pytest.mark.parametrize(

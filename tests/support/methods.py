@@ -36,7 +36,7 @@ def digits():
 
 
 def one_of_each_family(names):
-    """These methods as parameters, of which all but one of each family (their folder), are slow.
+    """These methods as parameters, of which all but one of each family (their folder) are slow.
 
     For what a mechanism owes to every method, and a method by itself can hardly break.
     """

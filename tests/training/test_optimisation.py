@@ -82,9 +82,10 @@ def test_a_task_is_the_plain_loop_with_torchs_optimiser_and_schedulers(optimizer
 WITH_ADAMW = ["memo", "ssre"]  # networks with a shared trunk, with adapters
 WITH_ADAMW += ["bic", "foster", "podnet"]  # with phases of other parameters
 WITH_ADAMW += ["fetril", "redo"]  # the head alone; that moves moments
+FURTHER = [pytest.param(name, marks=pytest.mark.slow) for name in ("replay", "beef", "coil", "sam")]
 
 
-@pytest.mark.parametrize("name", WITH_ADAMW)
+@pytest.mark.parametrize("name", [*WITH_ADAMW, *FURTHER])
 def test_learners_learn_with_adamw(name, settings):
     keys = {"model_name": name, "optimizer": "adamw", "layer_decay": 0.7, "checkpoint_seconds": 3600}
     keys |= {"convnet_options.width": 16}
