@@ -394,8 +394,8 @@ def test_the_table_of_the_consolidations_cost_is_the_record():
 
 def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
     record = json.loads(benchmark_record("keep-up-to-date-cpu").read_text())
-    page = ROOT / "docs/classifier_details.md"
-    _, rows = rows_after(page, "/keep-up-to-date-cpu.json")
+    note = ROOT / "results/benchmarks/keep_up_to_date/README.md"
+    _, rows = rows_after(note, "(keep-up-to-date-cpu.json)")
     assert [row[0] for row in rows] == list(record["ways"])
     for name, *cells in rows:
         way = record["ways"][name]
@@ -437,10 +437,10 @@ def test_the_table_of_monthly_updates_is_the_records():
 
 def test_the_course_of_the_monthly_updates_is_the_record():
     """Of one seed, whose accuracies after the first and the tenth month are those of the earlier record."""
-    page = ROOT / "docs/classifier_details.md"
+    note = ROOT / "results/benchmarks/monthly_updates/README.md"
     record = json.loads(benchmark_record("monthly-updates-course-cpu").read_text())
     earlier = json.loads(benchmark_record("monthly-updates-cpu").read_text())
-    header, rows = rows_after(page, "/monthly-updates-course-cpu.json")
+    header, rows = rows_after(note, "(monthly-updates-course-cpu.json)")
     months = [int(cell.split()[0]) // record["settings"]["new"] for cell in header[1:-1]]
     assert months == [1, 4, 7, 10] and [row[0] for row in rows] == list(record["ways"]) == list(earlier["ways"])
     for name, *cells in rows:
@@ -448,7 +448,7 @@ def test_the_course_of_the_monthly_updates_is_the_record():
         assert cells[:-1] == [f"{found['accuracy'][month - 1]:.1f}" for month in months]
         assert cells[-1] == f"{max(found['peak_bytes']) / 1e9:.1f}"
         assert [found["accuracy"][0], found["accuracy"][-1]] == pytest.approx(before["accuracy"])
-        assert f"About {found['resident_bytes'] / 1e9:.1f} GB of this is Python" in " ".join(page.read_text().split())
+        assert f"About {found['resident_bytes'] / 1e9:.1f} GB of this is Python" in " ".join(note.read_text().split())
 
 
 def test_the_table_of_unknown_classes_is_the_study():
