@@ -1,6 +1,6 @@
 """Classifiers that are computed from sums over features, which may arrive in any order and in any number of parts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,39 @@ class ClosedFormNet(IncrementalNet):
     def __init__(self, backbone: Backbone, head: nn.Module):
         super().__init__(backbone, lambda width: head)
         self.first_head: nn.Module | None = None
+
+
+class Lent(nn.Module):
+    """The ``backbone`` of another network, which it may be predicting with: it is used, and left as it is.
+
+    It is neither moved nor put into another mode, and its parameters count as this network's. A state that is loaded
+    must have its weights; the tensors are kept as they are, and are this network's state, so that it has memory of its
+    own.
+    """
+
+    backbone: Backbone
+
+    def __init__(self, backbone: Backbone):
+        super().__init__()
+        self.out_dim = backbone.out_dim
+        self.loaded: dict[str, Tensor] = {}
+        vars(self)["backbone"] = backbone  # not as a part of this module
+        self._parameters.update(backbone.named_parameters())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.backbone(images)
+
+    def train(self, mode: bool = True) -> "Lent":
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Lent":
+        return self
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+        self.loaded = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        destination.update({prefix + name: tensor for name, tensor in self.loaded.items()})
 
 
 class ComputedHead(nn.Module):
@@ -170,12 +203,14 @@ class Sums(nn.Module):
         self.products = self.products + sign * (features.T @ targets)
 
     def add_squares(self, features: Tensor, sign: int) -> None:
-        squares = sign * (features.T @ features)
-        self.gram = self.gram + squares if len(self.gram) else squares
+        if not len(features) and len(self.gram):
+            return
+        squares = features.T @ features
+        self.gram = self.gram.add(squares, alpha=sign) if len(self.gram) else squares.mul_(sign)
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
         if (gram := state.get(f"{prefix}gram")) is not None:
-            self.gram = self.gram.new_zeros(gram.shape)
+            self.gram = gram.to(self.gram)  # itself, not a copy: sums are replaced, and never changed in place
         if (products := state.get(f"{prefix}products")) is not None:  # states of earlier versions have no counts
             learned = products.any(0)
             unknown = torch.zeros_like(learned, dtype=products.dtype).masked_fill(learned, torch.inf)
@@ -244,8 +279,9 @@ class RidgeSums(Sums):
 
 def ridge_regression(gram: Tensor, products: Tensor, gamma: float) -> Tensor:
     """(XᵀX + gamma I)⁻¹ XᵀY: (d, d), (d, classes) -> (d, classes). Infinite where XᵀX + gamma I is singular."""
-    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    factor, failed = torch.linalg.cholesky_ex(gram + gamma * identity)
+    regularised = gram.clone()
+    regularised.diagonal().add_(gamma)
+    factor, failed = torch.linalg.cholesky_ex(regularised)
     solution = torch.cholesky_solve(products, factor)
     return torch.where(failed.bool(), torch.inf, solution)
 

@@ -21,7 +21,8 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import Json, write_json
-from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.methods.consolidation.consolidated import new_learner
+from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.reproducibility import deterministic, threads
 from pycil_wsc.results import write_result
 from pycil_wsc.runs import first_task
@@ -59,6 +60,8 @@ class Run(Monitor):
         folder: folder of the run's files; None: that of the configuration.
         start: the :meth:`state` after earlier tasks, of which ``dataset`` has the exemplars but no other samples.
         checkpoints: whether it may be stopped and resumed; False: it writes no checkpoints.
+        lent: the backbone of another learner with the weights of ``start``, if the method leaves it as it is; None: the
+            learner makes its own.
 
     Raises:
         UserError: the device, the backbone or the method cannot be used as configured.
@@ -72,6 +75,7 @@ class Run(Monitor):
         folder: Path | None = None,
         start: State | None = None,
         checkpoints: bool = True,
+        lent: Backbone | None = None,
     ):
         if dataset.validation_share != config.validation_split:
             raise ValueError("dataset: lacks the configured held-out part; load it with launch.attempt.Datasets")
@@ -86,7 +90,8 @@ class Run(Monitor):
         self.manager = tasks_of(dataset, config)
         self.train_source = open_source(dataset.info, dataset.train, self.device, config.num_workers)
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
-        self.learner = configured_learner(config)(config, self.manager, self.train_source, self.device, self.processes)
+        given = self.manager, self.train_source, self.device, self.processes
+        self.learner = new_learner(config, *given, lent=lent)
         saves = self.processes.first and (checkpoints or config.save_weights is not False)
         self.pretrained = pretrained_of(self.learner) if saves else None
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from typing_extensions import Unpack
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.data.batches.loader import Source
@@ -38,7 +39,8 @@ from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
 from pycil_wsc.training.step.backward import Backward
 from pycil_wsc.training.step.cost import Spent
 
-Arguments = tuple[LearnerConfig, TaskSequence, Source, torch.device, Processes]  # of a learner's constructor
+Given = tuple[TaskSequence, Source, torch.device, Processes]  # what a run gives a learner beside its configuration
+Arguments = tuple[LearnerConfig, Unpack[Given]]  # of a learner's constructor
 HOOK = r"(before|after|begin|end|on|pre|post)_\w+"  # names that look like hooks
 OF_PYCIL = {
     "incremental_train": "the hook loss, or phases",

@@ -122,6 +122,43 @@ def test_a_classifier_that_is_moved_computes_where_it_is(months):
     assert classifier.to("meta").learner.device == classifier.device == torch.device("meta")
 
 
+@pytest.mark.parametrize("name", ["ncm", "slda", "ranpac", "fecam"])
+def test_updates_share_one_backbone_and_learn_as_if_each_made_its_own(name):
+    first, second = two_parts()
+    learner, other = (learned(first, name=name, held_out=1) for _ in range(2))
+    backbone, snapshot = learner.answers.backbone, learner.answers
+    expected = snapshot.logits(first[0])
+    with patch.object(BaseLearner, "new_backbone") as made:
+        learner.learn(second)
+    assert not made.called and learner.answers.backbone is backbone
+    with patch("pycil_wsc.classifier.update.update._backbone_to_lend", return_value=None):
+        other.learn(second)
+    assert other.answers.backbone is not backbone
+    assert_same(learner, other)
+    assert [line["parameters"] for line in learner.history] == [line["parameters"] for line in other.history]
+    assert torch.equal(learner.logits(first[0]), other.logits(first[0]))
+    assert torch.equal(snapshot.logits(first[0]), expected)
+
+
+def test_whatever_is_done_to_a_model_before_or_after_an_update_the_next_one_predicts_as_if_it_had_not():
+    first, second = two_parts()
+    learner, other = (learned(first, name="ncm", held_out=1) for _ in range(2))
+    other.learn(second)
+    model = learner.model
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    learner.learn(second)
+    model.half()
+    assert_same(learner, other)
+    assert torch.equal(learner.logits(first[0]), other.logits(first[0]))
+
+
+def two_parts():
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (24, 8, 8, 3), np.uint8), np.arange(24) % 3
+    return (images[:20], labels[:20]), (images[20:], labels[20:])
+
+
 def test_the_work_of_an_update_of_one_image_does_not_grow_with_updates_or_classes(tmp_path):
     """Names that are hashed, growths of the network, and saved files that are opened."""
     rng = np.random.default_rng(0)

@@ -19,6 +19,7 @@ from pycil_wsc.classifier.predict.features import Features
 from pycil_wsc.classifier.predict.images import Images, Key, Transform
 from pycil_wsc.classifier.predict.model import Model
 from pycil_wsc.errors import UserError
+from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.outputs import best_classes
 
 UNKNOWN = "unknown"
@@ -119,8 +120,14 @@ class Answers:
         return self.classifier.device
 
     @property
+    def backbone(self) -> Backbone | None:
+        """The network's backbone; None if a caller has had :attr:`model`, and may have changed it."""
+        return None if self.classifier.is_shown else self.classifier.learner.network.backbone
+
+    @property
     def model(self) -> Model:
         """The network by itself: see ``Learner.model``."""
+        self.classifier.is_shown = True
         return Model(self.classifier.learner, self.classes)
 
     @property

@@ -44,6 +44,7 @@ class Classifier(nn.Module):
         self.learned = np.array(classes)  # the labels in learning order
         self.labels = sorted(classes)
         self.columns = np.argsort(classes)
+        self.is_shown = False  # whether a caller has had its network, and may have changed it
         self.eval()
 
     @property

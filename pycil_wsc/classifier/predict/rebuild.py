@@ -18,10 +18,12 @@ from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.devices import numbered, out_of_memory, resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
-from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.methods.consolidation.consolidated import new_learner
+from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import BaseLearner, regrow
+from pycil_wsc.training.processes import SINGLE_PROCESS
 
 LARGEST_SIDE = 1 << 16  # largest side of an image, in pixels
 
@@ -66,13 +68,19 @@ def config_with_weights_elsewhere(config: Config) -> Config:
 
 
 def rebuilt(
-    config: Config, info: DatasetInfo, reached: Reached, state: State, images: Split | None = None
+    config: Config,
+    info: DatasetInfo,
+    reached: Reached,
+    state: State,
+    images: Split | None = None,
+    lent: Backbone | None = None,
 ) -> BaseLearner:
     """The learner of ``config`` with this ``state``, in which it was after the task ``reached``.
 
-    ``images``: those that its outputs can be asked for, as training samples; None: no images.
+    ``images``: those that its outputs can be asked for, as training samples; None: no images. ``lent``: a backbone with
+    the weights of the ``state``, if the method leaves it as it is; None: it makes its own.
     """
-    learner = grown(config, info, reached, images)
+    learner = grown(config, info, reached, images, lent)
     try:
         learner.load_state_dict(state)
     except RuntimeError as error:
@@ -85,8 +93,10 @@ def rebuilt(
     return learner
 
 
-def grown(config: Config, info: DatasetInfo, reached: Reached, images: Split | None = None) -> BaseLearner:
-    """A learner of ``config`` with the classes of the tasks ``reached``, but new weights; ``images``: as above."""
+def grown(
+    config: Config, info: DatasetInfo, reached: Reached, images: Split | None = None, lent: Backbone | None = None
+) -> BaseLearner:
+    """A learner of ``config`` with the classes of the tasks ``reached``, but new weights; the others: as above."""
     device = numbered(resolved_device(config.device))
     none = Split(np.empty((0, info.image_size, info.image_size, 3), np.uint8), np.empty(0, np.int64))
     train = none if images is None else images
@@ -97,7 +107,8 @@ def grown(config: Config, info: DatasetInfo, reached: Reached, images: Split | N
     if reached != configured or reached.task not in range(len(manager.tasks)):
         raise UserError("its classes and tasks do not match its configuration; use an unmodified file")
     with restored([]):  # once, not for each part: a thread that trains has it for an epoch
-        learner = configured_learner(config)(config, manager, open_source(info, train, device, 0), device)
+        source = open_source(info, train, device, 0)
+        learner = new_learner(config, manager, source, device, SINGLE_PROCESS, lent=lent)
         regrow(learner, manager.tasks[: reached.task + 1])
         _ = learner.precision.name  # which may draw random numbers, too: predicting must not wait
     return learner

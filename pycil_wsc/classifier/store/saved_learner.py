@@ -12,6 +12,7 @@ from pycil_wsc.classifier.predict.rebuild import Reached, config_with_weights_el
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.types import Dataset
+from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.state import State
 
 
@@ -30,13 +31,18 @@ class SavedLearner(NamedTuple):
     bookkeeping: Bookkeeping = Bookkeeping()
 
 
-def answers_of(config: Config, learned: SavedLearner) -> Answers:
-    """What a learner with this configuration and state answers. Raises an exception if they do not fit together."""
+def answers_of(config: Config, learned: SavedLearner, lent: Backbone | None = None) -> Answers:
+    """What a learner with this configuration and state answers. Raises an exception if they do not fit together.
+
+    ``lent``: the backbone that earlier answers predict with, if the state has its weights; these then do so, too.
+    """
     assert learned.held.arrivals is not None
     info, seen = learned.held.info, learned.held.arrivals.seen
     reached = Reached.of_stream(seen)
     config = dataclasses.replace(config_with_weights_elsewhere(config), tasks=tuple(learned.config["tasks"]))
-    learner = for_prediction(rebuilt(config, info, reached, learned.state["learner"]))
+    learner = for_prediction(rebuilt(config, info, reached, learned.state["learner"], lent=lent))
+    if lent is not None:
+        learner.network.backbone = lent
     classifier = Classifier(learner, info, reached.classes, config.num_workers, precision_of_answers(learner))
     noted = learned.bookkeeping
     return Answers(classifier, info.classes, noted.temperature, features=noted.features)

@@ -54,9 +54,11 @@ from pycil_wsc.data.images.sources import Source
 from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.stream import extended, kept
 from pycil_wsc.data.types import Dataset, Split
+from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_json
 from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.reproducibility import threads
 from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run, end_of, losses
@@ -226,12 +228,14 @@ class Trained(NamedTuple):
     """``learner``: trained on the task, with its exemplars chosen; its bookkeeping is still empty.
 
     ``choice``: the images whose features it keeps. ``noted``: those features that were computed anyway, by row.
+    ``lent``: the backbone that was used for it, if that predicts already.
     """
 
     prepared: Prepared
     learner: SavedLearner
     choice: Choice
     noted: dict[int, np.ndarray]
+    lent: Backbone | None
 
 
 def train(prepared: Prepared, work: Path) -> Trained:
@@ -245,7 +249,8 @@ def train(prepared: Prepared, work: Path) -> Trained:
         config = config_with_weights_elsewhere(config)  # the state already has the weights
     check_backbone(config, stream.info.image_size)
     data = for_training(stream, config)
-    run = Run(config, data, before.bar, work, state, checkpoints=before.out is not None)
+    lent = _backbone_to_lend(prepared)
+    run = Run(config, data, before.bar, work, state, checkpoints=before.out is not None, lent=lent)
     choice = _choice(prepared)
     if learns_once(config.model_name):  # its backbone stays, and every image passes through it once
         run.learner.outputs.wanted = choice.rows
@@ -260,7 +265,16 @@ def train(prepared: Prepared, work: Path) -> Trained:
     state["learner"] = with_parts(learned, memory=exemplars, stored=renumbered(stored_of(learned), numbers))
     hashes = known_hashes_of((held.train, prepared.bookkeeping.held_out), prepared.hashes)
     learner = SavedLearner(values_of(before.config, prepared.config.tasks), held, state, hashes)
-    return Trained(prepared, learner, choice, run.learner.outputs.noted)
+    return Trained(prepared, learner, choice, run.learner.outputs.noted, lent)
+
+
+def _backbone_to_lend(prepared: Prepared) -> Backbone | None:
+    """The backbone that predicts, if it is where the task is learned, and no task changes it after the first."""
+    answers, config = prepared.before.answers, prepared.config
+    if answers is None or not learns_once(config.model_name):
+        return None
+    is_in_place = answers.device == numbered(resolved_device(config.device))
+    return answers.backbone if is_in_place else None
 
 
 def _choice(prepared: Prepared) -> Choice:
@@ -299,7 +313,7 @@ def judge(trained: Trained) -> Judged:
     """
     prepared = trained.prepared
     held_out = prepared.bookkeeping.held_out
-    answers = answers_of(prepared.config, trained.learner)
+    answers = answers_of(prepared.config, trained.learner, trained.lent)
     values, logits = _outputs(answers, held_out)
     correct = best_classes(logits)[:, 0].numpy() == held_out.targets
     decision = _decision(prepared, trained.learner, answers, correct)

@@ -3,19 +3,21 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from pycil_wsc import seeding
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.keys import key
-from pycil_wsc.networks.closed_form import ClosedFormNet
+from pycil_wsc.networks.closed_form import ClosedFormNet, Lent
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.batches import Batch
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.phase import Phase
 
 AT_ONCE = 10_000  # images that have features at the same time, at least
@@ -27,6 +29,10 @@ class ClosedForm(BaseLearner):
     From then on the backbone stays as it is. A task adds its features to sums, from which the classifier is computed:
     it is that of all images at once, in whatever order the tasks came. No memory is needed. A method gives
     :meth:`new_head`.
+
+    Args:
+        arguments: those of every learner.
+        lent: the backbone of another learner, whose state is loaded into this one; None: it makes its own.
     """
 
     @dataclass(frozen=True)
@@ -53,6 +59,10 @@ class ClosedForm(BaseLearner):
     plan: Plan
     takes_out = True  # whether an image that was learned can be taken out of the sums again
 
+    def __init__(self, *arguments: Unpack[Arguments], lent: Backbone | None = None) -> None:
+        vars(self)["lent"] = lent  # the first attribute: a module's own cannot be set yet
+        super().__init__(*arguments)
+
     def new_head(self, width: int, dtype: torch.dtype) -> nn.Module:
         """The classifier of features (B, ``width``); ``dtype``: of its sums."""
         raise NotImplementedError(f"{type(self).__name__} has no new_head")
@@ -73,7 +83,8 @@ class ClosedForm(BaseLearner):
         return task.train_indices[np.argsort(targets, kind="stable")]
 
     def build(self) -> ClosedFormNet:
-        backbone = self.tuned_backbone()
+        lent: Backbone | None = vars(self).pop("lent", None)
+        backbone: Any = self.tuned_backbone() if lent is None else Lent(lent)
         return ClosedFormNet(backbone, self.new_head(backbone.out_dim, widest_float(self.device)))
 
     def tuned_backbone(self) -> Backbone:

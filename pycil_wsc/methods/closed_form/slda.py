@@ -56,8 +56,9 @@ def approximating_oracle(covariance: Tensor, number: Tensor) -> Tensor:
 
 def shrunk(covariance: Tensor, share: Tensor | float, scale: Tensor | float) -> Tensor:
     """Replace a fraction of the covariance by a multiple of the identity."""
-    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    return (1 - share) * covariance + share * scale * identity
+    result = (1 - share) * covariance
+    result.diagonal().add_(share * scale)
+    return result
 
 
 @register_learner("slda", nme=False)
