@@ -17,7 +17,7 @@ from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
-from pycil_wsc.methods.consolidation.consolidated import consolidated
+from pycil_wsc.methods.consolidation.wsc import consolidated
 from pycil_wsc.networks.timm_models import _collect_once
 from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run

@@ -154,7 +154,7 @@ def assert_planned(keys, settings, monkeypatch):
 
 def test_a_run_that_will_fail_is_said_to_and_the_others_are_measured(settings, tmp_path, capsys):
     settings |= {"runs": [{"wsc.reset": "continual_backprop"}, {"seed": 2}]}
-    with patch("pycil_wsc.methods.consolidation.consolidated.inner_units", lambda network: []):
+    with patch("pycil_wsc.methods.consolidation.wsc.inner_units", lambda network: []):
         assert main(["--config", write(tmp_path, settings), "--dry-run", "--measure"]) == 1
     first, second = (line for line in capsys.readouterr().out.splitlines() if "images" in line and "/seed" in line)
     assert "will fail: wsc.reset: 'continual_backprop' finds no units" in first and second.endswith(" of training")

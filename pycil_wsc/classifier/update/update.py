@@ -57,7 +57,7 @@ from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import write_json
-from pycil_wsc.methods.consolidation.consolidated import configured_learner
+from pycil_wsc.methods.consolidation.wsc import configured_learner
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.reproducibility import threads
 from pycil_wsc.runs.planning import check_backbone

@@ -190,7 +190,7 @@ def test_the_file_of_the_released_code_is_its_schedule_of_torchs_own_classes(res
     for learner in (ours, twin):
         learner.learn(first, SILENT)
     losses = iter([3.0, 2.0, 1.99995, 1.0, 0.5, 0.25, 0.1, 0.05])  # the third is no gain of more than 1e-4
-    monkeypatch.setattr("pycil_wsc.methods.consolidation.consolidated.mean_loss", lambda *_: next(losses))
+    monkeypatch.setattr("pycil_wsc.methods.consolidation.wsc.mean_loss", lambda *_: next(losses))
     ours.learn(second, SILENT)
     assert ours.warmups == [None] * (len(ours.warmups) - 1) + [3]
 
