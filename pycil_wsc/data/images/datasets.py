@@ -139,10 +139,11 @@ def _cifar100_16(root: Path) -> Dataset:
 
 def _halved(images: np.ndarray) -> np.ndarray:
     """uint8 (N, H, W, C) -> (N, H / 2, W / 2, C), the rounded mean of 2x2 pixels."""
-    batch, height, width, channels = images.shape
-    blocks = images.reshape(batch, height // 2, 2, width // 2, 2, channels)
-    total = blocks.sum((2, 4), dtype=np.uint16)
-    return ((total + 2) // 4).astype(np.uint8)
+    total = np.full_like(images[:, ::2, ::2], 2, dtype=np.uint16)  # four strided parts: reshape and sum are slower
+    for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        total += images[:, row::2, column::2]
+    total >>= 2
+    return total.astype(np.uint8)
 
 
 @register_dataset("cifar10")
