@@ -22,7 +22,7 @@ def refuse_mistyped(flat: Mapping[str, Json]) -> None:
     learners.
     """
     language_model = any(name.partition(".")[0] == "llm" for name in flat)
-    if language_model or _extended() or own_names() is None:
+    if language_model or _extended() or flat.keys() <= {*KEYS, *DIRECTIVES} or own_names() is None:
         return
     elsewhere = {*pycil.alias_names(), *pycil.STOCK, *pilot.names_in(flat)}
     elsewhere |= {name for name, value in flat.items() if value == {}}

@@ -10,6 +10,7 @@
 """
 
 import http.client
+import importlib.util
 import logging
 import os
 import tarfile
@@ -220,9 +221,7 @@ def _digits(root: Path) -> Dataset:
     Pixels 0..16 are scaled to 0..240 (times 15, so nothing is clipped) and repeated on three channels. Mean and
     standard deviation are those of the 1,442 training images: 0.2872 and 0.3540.
     """
-    from sklearn.datasets import load_digits  # imported here because it takes a second
-
-    pixels, targets = load_digits(return_X_y=True)
+    pixels, targets = _load_digits()
     images = three_channels((15 * pixels).astype(np.uint8).reshape(-1, 8, 8))
     chosen = np.sort(np.concatenate([np.flatnonzero(targets == label)[4::5] for label in range(10)]))
     train = Split(np.delete(images, chosen, 0), np.delete(targets, chosen))
@@ -230,6 +229,22 @@ def _digits(root: Path) -> Dataset:
     mean, std = mean_and_std(train.images)
     info = DatasetInfo("digits", tuple("0123456789"), 8, mean, std, crop="pad", padding=1, flip=False, brightness=0.0)
     return Dataset(info, train, test)
+
+
+def _load_digits():
+    """What ``sklearn.datasets.load_digits`` returns, from its file: to import scikit-learn takes longer than torch.
+
+    float64 (1797, 64) and int64 (1797,).
+    """
+    package = importlib.util.find_spec("sklearn")
+    folder = Path(package.origin).parent if package is not None and package.origin else Path()
+    try:
+        table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    except FileNotFoundError:  # another version of scikit-learn
+        from sklearn.datasets import load_digits
+
+        return load_digits(return_X_y=True)
+    return table[:, :-1], table[:, -1].astype(np.int64)
 
 
 @register_dataset("imagenet100")

@@ -1,7 +1,8 @@
 """The arithmetic cost of training, independent of the machine and its load: of a step, and of all so far."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
@@ -37,18 +37,27 @@ def convolution_backward(
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **more: Any) -> int:
+    from torch.utils.flop_counter import sdpa_flop_count
+
     return sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
 def attention_backward(outgoing: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any, **more: Any) -> int:
+    from torch.utils.flop_counter import sdpa_backward_flop_count
+
     return sdpa_backward_flop_count(outgoing.shape, query.shape, key.shape, value.shape)
 
 
-FORMULAS: dict[OpOverloadPacket, Callable[..., int]] = {  # where torch has none, or another
-    torch.ops.aten.convolution_backward: convolution_backward,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
-}
+@functools.cache
+def formulas() -> Mapping[OpOverloadPacket, Callable[..., int]]:
+    """Torch's formulas, and ours where torch has none or another. Their module imports triton, which takes a while."""
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry | {
+        torch.ops.aten.convolution_backward: convolution_backward,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+    }
 
 
 class Operations(TorchDispatchMode):
@@ -76,7 +85,7 @@ class Operations(TorchDispatchMode):
             self.whole.add(func)
         output = func(*args, **kwargs)
         packet = func.overloadpacket
-        if formula := FORMULAS.get(packet) or flop_registry.get(packet):
+        if formula := formulas().get(packet):
             self.total += formula(*args, **kwargs, out_val=output)
         return output
 
