@@ -202,31 +202,31 @@ CLAIMS = (
 INTRODUCTION = """\
 # The paper's claims, one by one
 
-This page says which of the paper's claims hold in a protocol that is small enough for a laptop.
-{counts}
-
-## Check one claim in ten minutes
+After this page you know which of the paper's claims hold in a protocol that is small enough for a laptop. Check one of
+them in a few minutes:
 
 ```bash
 python main.py --config exps/studies/night/ablation.json --set memory_per_class=1 --workers 2
 ```
 
 Replay, WSC, averaging alone and the reset alone train with one exemplar per class and five seeds. The 20 runs take
-about five minutes of two idle cores. [CIFAR-100](getting_started.md#your-own-data) is downloaded.
+about five minutes of two idle cores. [CIFAR-100](getting_started.md#your-own-data) is downloaded first.
 
 """
 CHECKED = """\
-In `runs/night/report/index.html`, the table *Difference from Replay* then has WSC's gain, {gain} points. The report
-shows the standard error, {error}; the 95 % interval is ± {half}. Another machine rounds differently, so expect a number
-of this size, not this number.
+In `runs/night/report/index.html`, the table *Difference from Replay* then has WSC's gain and its standard error: here,
+{gain} ± {error} points. The 95 % interval is ± {half}. Another machine rounds differently, so expect a similar number,
+not this one.
 
 """
 PROTOCOL = """\
 ## The verdicts
 
+{counts}
+
 The protocol is that of [a night on a laptop](paper.md#a-night-on-a-laptop): 50 classes of CIFAR-100 in ten tasks, 25
 images of 16 pixels per class, a small ResNet, a fraction of the epochs, and five seeds. WSC takes a plain mean of the
-weights, which is [not the default](wsc.md#which-average).
+weights, which is no longer [the default](wsc.md#which-average).
 
 ![Gain of each method over Replay, against the fraction of images in memory, here and in the paper](images/claims.svg)
 
@@ -236,35 +236,34 @@ above 0, or within the limits in brackets. Some claims are about [other measures
 """
 READING = """\
 - *Memory*: the fraction of each class's images kept. "4 against 100" is the difference of these two sizes.
-- *The paper*: the paper's difference. "Figure": the paper shows it in a figure only. "No number": it gives neither.
+- *The paper*: the paper's difference. "Figure": the paper has a figure but no number. "No number": it has neither.
 - *Ours*: the mean over pairs of runs with the same seed, and the half-width of its 95 % interval (Student's t).
 - *Detectable*: the true difference that five seeds would show in four of five repetitions.
 - *Verdict*: *seen* if the interval is within the limits, *the opposite* if it is outside, *not seen* if it is partly
   within. *Not by Holm*: the verdict falls if all {count} differences are tested together (Holm's correction).
-- *(added)*: the claim was added to the list when some of its runs had been seen.
+- *(added)*: the claim joined the list after some of its runs had been seen.
 
 """
 UNTESTED = """\
 ## Not tested here
 
-These runs cannot decide the following claims, whatever the difference. A script applies the same rules to all claims:
+These runs cannot decide the following claims, whatever the difference. A script applies the same four rules to all:
 
-- *training*: the claim is about plasticity or full retraining, and the networks are not trained to the end: their
-  training accuracy is below {converged:.0f} %.
-- *schedule*: the method that is ahead trains longer, and the other one is not trained to the end. The longer schedule
-  alone may decide.
-- *reset*: the claim asks how to reset, but no difference is told from 0, and the reset itself gains nothing here.
-- *classes*: the runs that are compared learn different numbers of classes.
+- *training*: the claim is about plasticity or full retraining, but the networks are not fully trained: their training
+  accuracy is below {converged:.0f} %.
+- *schedule*: the method that is ahead trains longer, and the other one is not fully trained. The longer schedule alone
+  may explain the difference.
+- *reset*: the claim compares ways to reset. Here the reset itself gains nothing, and no difference from 0 is visible.
+- *classes*: the runs learn different numbers of classes.
 
 """
 CAUTIONS = """\
 ## How far to trust it
 
-- A claim that is seen here may not hold in the paper's setting, and the other way round.
+- A claim that is seen here may fail in the paper's setting, and the other way round.
 - *The best* of several methods is chosen by the same test accuracies that the claim compares. This favours it.
-- "Reservoir sampling" drew the exemplars of a task from all of its images and replaced none later. This is
-  [not a reservoir](methods.md#reservoirs) in the strict sense. With one exemplar per class, about a third of the
-  classes had none.
+- "Reservoir sampling" drew a task's exemplars from all of its images and never replaced them. Strictly, this is
+  [not a reservoir](methods.md#reservoirs). With one exemplar per class, about a third of the classes had none.
 """
 LINK = "[The claims in detail](claims_in_detail.md): measures, costs, every memory size and every method.\n"
 
@@ -277,9 +276,9 @@ def page(found: Sequence[Row]) -> str:
     count, lost = by_chance([each for each in decided if each.claim.accepts == (0, inf)])
     header = ("claim", "memory, %", "the paper", "ours", "detectable", "verdict")
     parts = [
-        INTRODUCTION.format(counts=counts(findings)),
+        INTRODUCTION,
         checked(table),
-        PROTOCOL,
+        PROTOCOL.format(counts=counts(findings)),
         markdown(header, [summary(each, each.claim.text in lost) for each in decided]),
         "\n",
         READING.format(count=count),
@@ -295,7 +294,7 @@ def counts(findings: Sequence[Finding]) -> str:
     number = Counter(each.verdict for each in findings)
     decided = ", ".join(f"{number[verdict]} *{verdict}*" for verdict in ("seen", "not seen", "the opposite"))
     undecided = number[NOT_TESTED] + number[NOT_RUN]
-    return f"It decides {len(findings) - undecided} of {len(findings)} claims: {decided}."
+    return f"The runs decide {len(findings) - undecided} of {len(findings)} claims: {decided}."
 
 
 def checked(table: pd.DataFrame) -> str:
@@ -341,8 +340,8 @@ def cautions(findings: Sequence[Finding], table: pd.DataFrame) -> str:
         if alone.outcome != each.verdict:
             changed.append(f"{each.claim.text} ({measured(alone.claim, alone.seeds)}, {alone.outcome})")
     items = [
-        "- The runs come from several machines and two versions of torch, which round differently. The accuracy after "
-        f"the first task therefore differs by up to {apart:.1f} points between runs of a seed.",
+        "- The runs come from several machines and two versions of torch, which round differently. So the accuracy "
+        f"after the first task differs by up to {apart:.1f} points between runs of one seed.",
         "- Over the later tasks alone, "
         + (f"these verdicts change: {'; '.join(changed)}." if changed else "all verdicts are the same."),
     ]
