@@ -34,6 +34,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training import loop
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.phase import Monitor, PhaseRun
 
 UNUSED = ("open_clip", "clip", "wandb", "pytorchcv", "datasets_hf", "ftfy", "deeplake", "gdown")
@@ -87,7 +88,7 @@ class Ours(Monitor):
         keys |= {"batch_size": args.batch_size, "device": "cpu", "threads": args.threads, "init_cls": 100}
         self.run = Run(resolve(keys | {"init_epoch": 1, "init_milestones": [], "brightness": 0.0}), dataset)
         self.task = self.run.manager.tasks[0]
-        self.run.learner.grow_for(self.task)
+        grow_for(self.run.learner, self.task)
         memory = self.run.learner.memory
         assert isinstance(memory, StreamMemory)
         memory.limit(100)

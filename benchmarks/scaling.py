@@ -33,6 +33,7 @@ from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split
 from pycil_wsc.data.tasks.tasks import DataManager
 from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
 from pycil_wsc.training.step import backward
 
@@ -136,7 +137,7 @@ def prepared(backbone, side, batch_size, processes: Any = SINGLE_PROCESS, device
     source = open_source(info, split, device, 0)
     learner = configured_learner(config)(config, manager, source, device, processes)
     task = manager.tasks[0]
-    learner.grow_for(task)
+    grow_for(learner, task)
     learner.begin_task(task)
     phase = next(iter(learner.phases(task)))
     learner.eval()

@@ -54,6 +54,7 @@ from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
 from pycil_wsc.methods.consolidation.wsc import configured_learner
 from pycil_wsc.training import budget, loop
 from pycil_wsc.training.batches import Batch
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.phase import Monitor
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
@@ -211,7 +212,7 @@ def last_task(name, dataset, args, precision):
     *before, task = manager.tasks
     for earlier in before:
         learner.learn(earlier, Monitor())
-    learner.grow_for(task)
+    grow_for(learner, task)
     learner.begin_task(task)
     return learner, task
 

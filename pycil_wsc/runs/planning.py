@@ -120,7 +120,7 @@ def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]
     """One line if tasks have fewer optimiser steps than a key of the method needs to take effect.
 
     Args:
-        learner: declares its :meth:`~pycil_wsc.training.learner.BaseLearner.time_constants`.
+        learner: its plan has the :meth:`~pycil_wsc.training.plan.Plan.time_constants`.
         plan: the number of training images of each task.
         first: the first task that is still to be trained.
     """
@@ -130,7 +130,8 @@ def too_slow(learner: BaseLearner, plan: list[int], first: int = 0) -> list[str]
         steps.append(epochs * learner.batches.number(plan[task.index] // epochs))
     if not steps:
         return []
-    slow = {name: needed for name, needed in learner.time_constants().items() if needed > min(steps)}
+    constants = learner.plan.time_constants(learner.network)
+    slow = {name: needed for name, needed in constants.items() if needed > min(steps)}
     if not slow:
         return []
     needed = max(slow.values())

@@ -58,5 +58,5 @@ def result_of(
         commit=commit(),
         **measures,
         **{f"{name}_curve": [row[f"{name}_top1"] for row in rows] for name in learner.also_tested()},
-        **{name: last[name] for name in learner.costs()},
+        **{name: last[name] for name in learner.spent.costs},
     )

@@ -94,7 +94,7 @@ class Evaluator:
             "parameters": sum(parameter.numel() for parameter in learner.network.parameters()),
             "held_bytes": None if parts is None else sum(parts.values()),
             "held": parts,
-            **learner.costs(),
+            **learner.spent.costs,
         }
         if len(task.test_indices):
             line |= self._accuracies(task)

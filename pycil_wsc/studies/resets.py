@@ -14,6 +14,7 @@ from pycil_wsc.registry import register_reset
 from pycil_wsc.studies.options import RivalOptions
 
 Fresh = Callable[[], Mapping[str, Tensor]]
+Sum = Callable[[Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Training:
     fresh: Fresh
     every: int | None
     options: RivalOptions
-    sum_: Callable[[Tensor], object] | None = None
+    sum_: Sum | None = None
 
 
 @dataclass(frozen=True)

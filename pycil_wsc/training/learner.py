@@ -27,7 +27,7 @@ from pycil_wsc.networks.nets import Backbone, IncrementalNet, make_backbone
 from pycil_wsc.state import State
 from pycil_wsc.training import learner_state, loop
 from pycil_wsc.training.batches import Batch, Batches
-from pycil_wsc.training.learner_config import Costs, LearnerConfig
+from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.optimizers.groups import parameter_groups
 from pycil_wsc.training.optimizers.schedules import task_schedule
 from pycil_wsc.training.outputs import Outputs
@@ -138,12 +138,11 @@ class BaseLearner(nn.Module):
         self.outputs = Outputs(self)
         self.over = Over(processes)
         self.memory = configured_memory(config, self.plan)
-        self._num_known = 0  # classes seen
         self.spent = Spent()
         self.restoring = False
         with seeding.seeded(self.config.seed, "weights"):
             self.network = self.build()
-        self._place()
+        _place(self)
 
     @functools.cached_property
     def stored(self) -> Any:
@@ -234,13 +233,6 @@ class BaseLearner(nn.Module):
     def after_memory(self, task: Task) -> None:
         """Called when the exemplars of the task are chosen, before the test: to store their logits, for example."""
 
-    def time_constants(self) -> dict[str, float]:
-        """Keys that need time: {key: the optimiser steps within a task until its value takes effect}.
-
-        A run says in one line, before it trains, which of them are longer than its tasks.
-        """
-        return {}
-
     # ---- prediction --------------------------------------------------------------------------------------------------
 
     def extract(self, images: Tensor) -> Tensor:
@@ -249,11 +241,7 @@ class BaseLearner(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """(B, d) features -> (B, classes) logits, of the classes seen."""
-        return self.known(self.network.classify(features))
-
-    def known(self, logits: Tensor) -> Tensor:
-        """Those of ``logits`` (B, any) that are of the classes seen: (B, classes)."""
-        return logits[:, : self._num_known] if self.config.whole_head else logits
+        return self.outputs.known(self.network.classify(features))
 
     def predict(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, classes) logits."""
@@ -273,10 +261,6 @@ class BaseLearner(nn.Module):
 
     def also_tested(self) -> dict[str, nn.Module]:
         """Further networks to test, by name: (B, 3, H, W) images -> (B, classes) logits."""
-        return {}
-
-    def costs(self) -> Costs:
-        """Further costs to record in the result, by name: numbers, or lists of one number per task."""
         return {}
 
     # ---- what hooks may use ------------------------------------------------------------------------------------------
@@ -363,15 +347,6 @@ class BaseLearner(nn.Module):
         side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
         return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
 
-    def _place(self) -> None:
-        """Move all networks to the device, in the memory format that ``channels_last`` sets."""
-        memory_format = torch.channels_last if self.config.channels_last else torch.preserve_format
-        self.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
-
-    def _freeze(self) -> None:
-        """Turn off gradients of the parts that the configuration freezes."""
-        freeze(self)
-
     def _undefined_in_bf16(self) -> bool:
         """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
         name, side = self.config.convnet_type, self.train_source.info.image_size
@@ -402,7 +377,7 @@ class BaseLearner(nn.Module):
             NonFiniteGradients: in a learner that is consolidated, a gradient in the warm-up, or another importance, was
                 infinite or NaN.
         """
-        self.grow_for(task)
+        grow_for(self, task)
         if isinstance(self.memory, StreamMemory):
             self.memory.limit(num_logits(self.config, task, self.manager), len(self.manager.tasks))
         self.restoring = resume is not None
@@ -421,14 +396,6 @@ class BaseLearner(nn.Module):
         monitor.task_trained(task)
         self._choose_exemplars(task)
         self.after_memory(task)
-
-    def grow_for(self, task: Task) -> None:
-        """:meth:`grow` with the task's random numbers, on the device."""
-        self._num_known = task.num_seen
-        with seeding.seeded(self.config.seed, "weights", task.index):
-            self.grow(task)
-        self._freeze()
-        self._place()
 
     def _choose_exemplars(self, task: Task) -> None:
         """Choose the exemplars of ``task``, once.
@@ -464,10 +431,25 @@ class BaseLearner(nn.Module):
         self.spent.per_exemplar = state.get("exemplar_cost", 0)  # missing likewise: part of the cost per image
 
 
+def grow_for(learner: BaseLearner, task: Task) -> None:
+    """:meth:`BaseLearner.grow` with the task's random numbers, on the device."""
+    learner.outputs.num_known = task.num_seen
+    with seeding.seeded(learner.config.seed, "weights", task.index):
+        learner.grow(task)
+    freeze(learner)
+    _place(learner)
+
+
+def _place(learner: BaseLearner) -> None:
+    """Move all networks to the device, in the memory format that ``channels_last`` sets."""
+    memory_format = torch.channels_last if learner.config.channels_last else torch.preserve_format
+    learner.to(learner.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+
+
 def regrow(learner: BaseLearner, tasks: Sequence[Task]) -> None:
     """Grow a new learner to those of the ``tasks`` that were learned; its state is loaded next."""
     for task in tasks[-1:] if learner.plan.grows_at_once else tasks:
-        learner.grow_for(task)
+        grow_for(learner, task)
 
 
 def _complete_plan(cls: type[BaseLearner]) -> None:

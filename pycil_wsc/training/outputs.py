@@ -52,6 +52,7 @@ class Outputs:
 
     def __init__(self, learner: Extracting) -> None:
         self.learner = learner
+        self.num_known = 0  # classes seen
         self.wanted = np.empty(0, np.int64)  # samples whose features are noted when they are computed anyway
         self.noted: dict[int, np.ndarray] = {}  # sample -> features (d,), as computed last
 
@@ -60,6 +61,10 @@ class Outputs:
         """Images in a batch: as in training, but the small batches of a stream are no measure for tests."""
         config = self.learner.config
         return max(config.batch_size, CHUNK) if config.online else config.batch_size
+
+    def known(self, logits: Tensor) -> Tensor:
+        """Those of ``logits`` (B, any) that are of the classes seen: (B, classes)."""
+        return logits[:, : self.num_known] if self.learner.config.whole_head else logits
 
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Features of training samples: float32 numpy (n, d)."""

@@ -84,6 +84,13 @@ class Plan:
         if self.tunes:
             check_transformer(backbone, self.config.convnet_type)
 
+    def time_constants(self, network: nn.Module) -> dict[str, float]:
+        """Keys that need time: {key: the optimiser steps within a task until its value takes effect} in ``network``.
+
+        A run says in one line, before it trains, which of them are longer than its tasks.
+        """
+        return {}
+
     def also_reads(self) -> set[str]:
         """Which of ``memory_size`` and ``memory_per_class`` the method reads whatever ``fixed_memory`` is."""
         return set()

@@ -15,7 +15,7 @@ from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.update import Before, judge, prepare, publish, record, train
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import peek_state
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner import BaseLearner, grow_for
 
 __all__ = ["months"]
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
@@ -168,7 +168,7 @@ def test_the_work_of_an_update_of_one_image_does_not_grow_with_updates_or_classe
     work = []
     for image in range(40, 45):
         with (
-            patch.object(BaseLearner, "grow_for", autospec=True, side_effect=BaseLearner.grow_for) as grown,
+            patch("pycil_wsc.training.learner.grow_for", side_effect=grow_for) as grown,
             patch("pycil_wsc.classifier.store.hashes.sha256_of", side_effect=sha256_of) as hashed,
             patch("pycil_wsc.classifier.store.versions.peek_state", side_effect=peek_state) as opened,
         ):

@@ -30,6 +30,7 @@ from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training import budget, loop
+from pycil_wsc.training.learner import grow_for
 
 SMALL = SMALL | {"device": "cpu", "precision": "fp32", "exemplars": "random"}
 
@@ -115,7 +116,7 @@ def test_alignment_scales_new_rows_alone_and_no_bias():
 def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
     learner, tasks = after("bic", 2, digits, tmp_path)
     task = tasks[2]
-    learner.grow_for(task)
+    grow_for(learner, task)
     _, correction = learner.phases(task)
     before = snapshot(learner.network)
     with torch.no_grad():
@@ -256,7 +257,7 @@ def test_the_auxiliary_heads_loss_is_added_from_the_second_task_on(name, digits,
 def test_the_head_of_an_expanding_net_keeps_old_rows_on_old_features(digits, tmp_path):
     learner, tasks = grown("der", 2, digits, tmp_path)
     head = copy.deepcopy(learner.network.head)
-    learner.grow_for(tasks[2])
+    grow_for(learner, tasks[2])
     new = learner.network.head
     assert (
         new.weight.shape == (10, 192)
@@ -284,7 +285,7 @@ def step_flops(learner, batch):
 def test_an_old_backbone_of_der_costs_one_forward_pass(digits, tmp_path):
     learner, tasks = grown("der", 2, digits, tmp_path)
     two = step_flops(learner, images())
-    learner.grow_for(tasks[2])
+    grow_for(learner, tasks[2])
     three = step_flops(learner, images())
     with FlopCounterMode(display=False) as counter:
         learner.network.blocks[0](images())
@@ -351,14 +352,14 @@ def test_fosters_student_starts_with_the_old_backbone_and_head(digits, tmp_path)
     learner, tasks = after("foster", 1, digits, tmp_path)
     learner.eval()
     before = learner.network(images())
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     learner.eval()
     torch.testing.assert_close(learner.student(images())[:, :4], before)
 
 
 def test_fosters_loss_divides_logits_by_weights_and_distils_the_old_head(digits, tmp_path):
     learner, tasks = after("foster", 1, digits, tmp_path, lambda_okd=0.5, T=3.0)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     next(learner.phases(tasks[1]))
     perturb(learner.network)
     learner.eval()
@@ -377,7 +378,7 @@ def test_fosters_loss_divides_logits_by_weights_and_distils_the_old_head(digits,
 def test_fosters_compression_distils_the_teacher_with_rare_classes_weighted(digits, tmp_path):
     keys = {"beta2": 0.9, "T": 3.0, "compression_epochs": 5, "compression_weight_decay": 0.25}
     learner, tasks = after("foster", 1, digits, tmp_path, **keys)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     _, compression = learner.phases(tasks[1])
     assert compression.network is learner.student and compression.epochs == 5
     groups = compression.optimizer.param_groups
@@ -401,7 +402,7 @@ def test_fosters_heads_are_aligned_to_wa_value_to_the_power_of_old_over_new_clas
     aligned = {"is_teacher_wa": True, "is_student_wa": True}
     for keys, expected in ((aligned, 2 ** (4 / 3)), ({}, None)):
         learner, tasks = after("foster", 1, digits, tmp_path, wa_value=2.0, **keys)
-        learner.grow_for(tasks[1])
+        grow_for(learner, tasks[1])
         perturb(learner)
         heads, found = (learner.network.head, learner.student.head), []
         for _ in learner.phases(tasks[1]):
@@ -431,7 +432,7 @@ def test_foster_az_keeps_new_classes_off_old_features(digits, tmp_path):
 def test_joint_forgets_its_weights_and_not_its_memory(digits, tmp_path):
     learner, tasks = after("joint", 1, digits, tmp_path)
     before, memory = snapshot(learner.network), learner.memory.indices.copy()
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     assert np.array_equal(learner.memory.indices, memory) and len(memory) == 40
     assert not torch.equal(learner.network.backbone.stem[0].weight, before["backbone.stem.0.weight"])
     fresh = learner.network.backbone.stem[1]

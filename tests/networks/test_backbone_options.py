@@ -21,7 +21,7 @@ from pycil_wsc.methods.consolidation.wsc import consolidated
 from pycil_wsc.networks.timm_models import _collect_once
 from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner import BaseLearner, grow_for
 
 
 class Pixels(nn.Module):
@@ -161,7 +161,7 @@ def test_a_learner_of_two_phases_that_forgot_to_say_so_cannot_be_consolidated(se
     config = resolve(settings | {"model_name": "replay", "consolidate": True})
     ours = Run(config, load_dataset(config.dataset, "."))
     learner = consolidated(TwoPhases)(config, ours.manager, ours.train_source, ours.device)
-    learner.grow_for(ours.manager.tasks[0])
+    grow_for(learner, ours.manager.tasks[0])
     phases = learner.phases(ours.manager.tasks[0])
     next(phases)
     with pytest.raises(UserError, match="'replay' trains a task in several phases, .* declare one_phase = False"):

@@ -23,6 +23,7 @@ from pycil_wsc.runs.planning import check_backbone
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import load_state
 from pycil_wsc.training import budget
+from pycil_wsc.training.learner import grow_for
 from utils.factory import get_model
 
 timm = pytest.importorskip("timm")
@@ -154,11 +155,11 @@ def test_joint_starts_each_task_from_the_pretrained_weights_and_a_random_reset_d
     path, state = weights("resnet18")
     joint = run(settings, "resnet18", model_name="joint", pretrained=path).learner
     for task in joint.manager.tasks[:2]:
-        joint.grow_for(task)
+        grow_for(joint, task)
         assert torch.equal(joint.network.backbone.conv1.weight, state["conv1.weight"])
     wsc = run(settings, "resnet18", pretrained=path, **{"wsc.reset": "random"}).learner
     first, second = wsc.manager.tasks[:2]
-    wsc.grow_for(first), wsc.grow_for(second)
+    grow_for(wsc, first), grow_for(wsc, second)
     (phase,) = wsc.phases(second)
     wsc.begin_phase(second, budget.planned(wsc, second, 0, phase))
     assert not torch.equal(wsc._fresh(second)["backbone.conv1.weight"], state["conv1.weight"])
@@ -209,7 +210,7 @@ def test_layers_are_timms_own():
 
 def test_stages_are_frozen_by_timms_names(settings):
     learner = run(settings, "resnet18", model_name="replay", freeze=["conv1", "layer1.0"]).learner
-    learner.grow_for(learner.manager.tasks[0])
+    grow_for(learner, learner.manager.tasks[0])
     learns = {name for name, p in learner.network.backbone.named_parameters() if p.requires_grad}
     assert "bn1.weight" in learns and "layer2.0.conv1.weight" in learns
     assert not [name for name in learns if name.startswith(("conv1", "layer1.0"))]

@@ -46,7 +46,12 @@ def test_the_hooks_of_the_walk_are_called_in_its_order():
     places = [loop.index(name, loop.index("def fit")) for name in order]
     assert places == sorted(places)
     learn = learner[learner.index("    def learn(") :]
-    around = ["self.grow_for(", "self.begin_task(", "loop.train(", "choose_exemplars(task)\n        self.after_memory("]
+    around = [
+        "grow_for(self, ",
+        "self.begin_task(",
+        "loop.train(",
+        "choose_exemplars(task)\n        self.after_memory(",
+    ]
     places = [learn.index(name) for name in around]
     assert places == sorted(places)
 

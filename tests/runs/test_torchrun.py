@@ -38,6 +38,7 @@ from pycil_wsc.launch.torchrun import together
 from pycil_wsc.methods.consolidation.scores import _score_by_data
 from pycil_wsc.runs.run import Run
 from pycil_wsc.state import load_state
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.processes import Processes
 from pycil_wsc.training.step.backward import SharedPasses
 
@@ -300,7 +301,7 @@ def scores_of_data(data, out):
     for name, samples in (("fisher", None), ("hessian", None), ("hessian", 3)):
         keys = {"dataset": f"npz:{data}", "out": str(out), "wsc.importance": name, "wsc.importance_samples": samples}
         learner = Run(resolve(SMALL | keys), dataset).learner
-        learner.grow_for(task := learner.manager.tasks[0])
+        grow_for(learner, task := learner.manager.tasks[0])
         parameters = dict(learner.network.named_parameters())
         scores = _score_by_data(learner, task, parameters, {})
         found[name, samples] = flat(scores.values()).numpy(), learner.scoring["importance_passes"]

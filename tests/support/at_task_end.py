@@ -4,6 +4,8 @@ import torch
 from support import methods
 from support.methods import perturb
 
+from pycil_wsc.training.learner import grow_for
+
 OLD = torch.tensor([True, False, True, True, False, True])  # BATCH's exemplars: classes 0, 2, 3, 4
 INDICES = torch.tensor([5, 60, 7, 30, 80, 12])
 
@@ -19,7 +21,7 @@ def grown(name, tasks, data, tmp_path, **keys):
 def second_task(name, digits, tmp_path, **keys):
     """A learner in its second task, in evaluation mode, with other weights than after the first."""
     learner, tasks = after(name, 1, digits, tmp_path, **keys)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     learner.begin_task(tasks[1])
     perturb(learner.network)
     return learner.eval(), tasks[1]

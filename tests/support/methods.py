@@ -10,6 +10,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.batches import Sampling
+from pycil_wsc.training.learner import grow_for
 
 SILENT = SimpleNamespace(
     **dict.fromkeys(("task_started", "phase_started", "step", "epoch_ended", "task_trained"), lambda *_: None)
@@ -61,7 +62,7 @@ def grown(model_name, tasks, data, tmp_path, **keys):
     """A learner whose networks have grown to ``tasks`` tasks, all of whose weights are random; and its task list."""
     run = Run(resolve(SMALL | {"model_name": model_name, "out": str(tmp_path)} | keys), data)
     for task in run.manager.tasks[:tasks]:
-        run.learner.grow_for(task)
+        grow_for(run.learner, task)
     perturb(run.learner)
     return run.learner, run.manager.tasks
 

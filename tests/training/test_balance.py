@@ -18,6 +18,7 @@ from pycil_wsc.data.tasks.subset import long_tailed
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.training.batches import Sampling, class_weights
+from pycil_wsc.training.learner import grow_for
 
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
@@ -103,7 +104,7 @@ def settings(source, tmp_path):
 def test_the_loss_is_the_mean_of_weighted_errors(settings):
     run = run_of(settings, class_balance="weights", label_smoothing=0.1)
     learner, task = run.learner, run.manager.tasks[0]
-    learner.grow_for(task)
+    grow_for(learner, task)
     phase = Sampling(indices=task.train_indices)
     table = learner.batches.class_weights(phase, 0)
     targets = run.manager.train_targets[task.train_indices]
@@ -132,7 +133,7 @@ def test_every_method_that_trains_uses_the_weights_in_its_loss(name, settings):
         own = own | {"convnet_type": "wider"}
     run = run_of(settings, **{"model_name": name, "class_balance": "weights"} | own)
     learner, task = run.learner, run.manager.tasks[0]
-    learner.grow_for(task)
+    grow_for(learner, task)
     if learner.plan.chooses_first:
         learner._choose_exemplars(task)
     learner.begin_task(task)
@@ -170,7 +171,7 @@ def test_a_phase_on_drawn_features_knows_their_classes(balance, settings):
     keys = suited("mos") | {"ca_storage_efficient_method": "variance"}
     run = run_of(settings, **{"model_name": "mos", "class_balance": balance} | keys)
     learner, task = run.learner, run.manager.tasks[1]
-    learner.grow_for(task)
+    grow_for(learner, task)
     phase = learner.alignment(task)
     table = learner.batches.class_weights(phase, 1)
     assert table is None or set(table[:4].tolist()) == {1.0}

@@ -22,6 +22,7 @@ from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.training import budget
 from pycil_wsc.training.batches import Sampling
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.learner_config import OptimizerOptions
 from pycil_wsc.training.optimizers.schedules import cosine_lr, held_lr, warmed_lr
 
@@ -57,7 +58,7 @@ def test_a_task_is_the_plain_loop_with_torchs_optimiser_and_schedulers(optimizer
     task = ours.manager.tasks[0]
     ours.learn(task, SILENT)
 
-    plain.grow_for(task)
+    grow_for(plain, task)
     indices, network = task.train_indices, plain.network
     per_epoch = math.ceil(len(indices) / 8) if unit == "iteration" else 1
     optimizer = made(network.parameters(), lr=0.01, betas=(0.8, 0.95), weight_decay=0.1, fused=True)
@@ -140,7 +141,7 @@ def test_a_run_sets_the_held_rate_at_every_step(unit, settings):
     keys = {"schedule_unit": unit, "scheduler": "cosine", "wsc.warmup": 0.5, "wsc.average_lr": 0.03}
     learner = run_of(settings, **keys, **{"wsc.average_anneal": 1}).learner
     for task in learner.manager.tasks[:2]:
-        learner.grow_for(task)
+        grow_for(learner, task)
     run = begun(learner, learner.manager.tasks[1])
     steps = run.batches if unit == "iteration" else 1
     plain, last = cosine_lr(0.1, 4), cosine_lr(0.1, 4)(2 - 1 / steps)
@@ -174,7 +175,7 @@ def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, 
     options = {"epochs": 100, "milestones": [90], "batch_size": 12, "memory_per_class": 0}
     learner = run_of(settings, **options, **{"wsc.average_lr": 0.03, "wsc.average_anneal": 0}, **keys).learner
     for task in learner.manager.tasks[:2]:
-        learner.grow_for(task)
+        grow_for(learner, task)
     run = begun(learner, learner.manager.tasks[1])
     assert run.batches == 2
     assert learner.consolidation.warmup_steps == 2 * steps
@@ -222,7 +223,7 @@ def test_fosters_student_starts_from_the_teacher_and_loads_no_weights(settings, 
 
     monkeypatch.setattr(learner, "new_backbone", noted)
     for task in learner.manager.tasks[:2]:
-        learner.grow_for(task)
+        grow_for(learner, task)
     assert built == [False]
     teacher, student = (net.blocks[0].state_dict() for net in (learner.network, learner.student))
     assert all(torch.equal(teacher[name], student[name]) for name in teacher)
@@ -235,7 +236,7 @@ def test_rates_fall_with_the_distance_from_the_head(settings):
     settings |= {"convnet_type": "resnet8"}
     for name, parts in (("replay", ["backbone"]), ("memo", ["trunk", "blocks.0"])):
         learner = run_of(settings, model_name=name, backbone_lr_factor=0.5, layer_decay=0.1).learner
-        learner.grow_for(learner.manager.tasks[0])
+        grow_for(learner, learner.manager.tasks[0])
         groups = learner.main_phase(learner.manager.tasks[0], weight_decay=0.0).optimizer.param_groups
         scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
         assert {scales[id(p)] for p in learner.network.head.parameters()} == {1.0}

@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from pycil_wsc.data.tasks.tasks import Task
@@ -36,13 +36,13 @@ class EMA(Replay):
         plain_first_task = False
         averages = True
 
+        def time_constants(self, network: nn.Module) -> dict[str, float]:
+            return {"decay": 1 / (1 - self.config.options.decay)}
+
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.average: dict[str, Tensor] = {}  # averages of the task's weights and statistics; empty between tasks
         self.steps = 0  # optimiser steps in the task
-
-    def time_constants(self) -> dict[str, float]:
-        return {"decay": 1 / (1 - self.config.options.decay)}
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)

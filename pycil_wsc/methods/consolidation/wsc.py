@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
@@ -26,8 +26,8 @@ from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import Backbone, inner_units
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
-from pycil_wsc.studies.resets import Training
-from pycil_wsc.training.learner import Arguments, BaseLearner, Given
+from pycil_wsc.studies.resets import Fresh, Sum, Training
+from pycil_wsc.training.learner import Arguments, BaseLearner, Given, grow_for
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimizers.schedules import held_lr
 from pycil_wsc.training.phase import Phase, PhaseRun
@@ -94,6 +94,11 @@ class Consolidated(Scoring):
                 return images
             return images - self.planned_epochs(task) * sum(held_out_counts(self.config, memory, task).values())
 
+        def time_constants(self, network: nn.Module) -> dict[str, float]:
+            rule = reset_rule(self.config, network, 1, fresh=dict)
+            of_rule = getattr(rule, "time_constants", dict)()
+            return super().time_constants(network) | {f"wsc.{name}": steps for name, steps in of_rule.items()}
+
     replacement: Replacement | None = None  # this and the following: of the current task
     plateau: Plateau | None = None
     warm_epochs = math.inf  # infinite until a plateau is reached
@@ -103,11 +108,6 @@ class Consolidated(Scoring):
         self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}
         self.warmups: list[int | None] = []  # epochs before the reset, per task
         self.replaced: list[int] = []  # units replaced, per task
-
-    def time_constants(self) -> dict[str, float]:
-        rule = self._rule(self.manager.tasks[0], per_epoch=1)
-        of_rule = getattr(rule, "time_constants", dict)()
-        return super().time_constants() | {f"wsc.{name}": steps for name, steps in of_rule.items()}
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
@@ -166,23 +166,8 @@ class Consolidated(Scoring):
             run.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
 
     def _rule(self, task, per_epoch) -> Reset | Replacement | None:
-        """The reset that ``wsc.reset`` names: one of the options' own, or a registered one."""
-        options = self.config.wsc
-        if options.reset not in registry.resets:
-            return options.reset_rule(per_epoch)
-        training = Training(
-            self.network,
-            inner_units(self.network),
-            functools.partial(self._fresh, task),
-            options.steps_between_resets(per_epoch),
-            options,
-            self.processes.sum_ if self.processes.count > 1 else None,
-        )
-        try:
-            return registry.resets[options.reset].build(training)
-        except ValueError as error:
-            problem = f"wsc.reset: '{options.reset}' {error}; use another backbone or reset"
-            raise UnusableRun(problem) from None
+        sum_ = self.processes.sum_ if self.processes.count > 1 else None
+        return reset_rule(self.config, self.network, per_epoch, functools.partial(self._fresh, task), sum_)
 
     def _fresh(self, task) -> dict[str, Tensor]:
         """New initial values of the network's parameters: {name: tensor} of the same learner with another seed."""
@@ -192,7 +177,7 @@ class Consolidated(Scoring):
         config = replace(self.config, seed=seed, pretrained=False)
         other = type(self)(config, self.manager, self.train_source, self.device, SINGLE_PROCESS)
         for earlier in self.manager.tasks[: task.index + 1]:
-            other.grow_for(earlier)
+            grow_for(other, earlier)
         return dict(other.network.named_parameters())
 
     # ---- during and after a task -------------------------------------------------------------------------------------
@@ -223,10 +208,12 @@ class Consolidated(Scoring):
                 self.outputs.recompute_batch_norm(task)
             self.consolidation = self.replacement = self.plateau = self.batches.held_out = None
         super().end_task(task)
+        self.spent.costs |= self._costs()
 
-    def costs(self) -> Costs:
+    def _costs(self) -> Costs:
+        """What the result says of the tasks so far, beside what all learners cost."""
         options = self.config.wsc
-        costs = super().costs()
+        costs: Costs = {}
         rival = registry.resets.get(options.reset)
         if options.reset != "none" and (rival is None or rival.ranks):
             costs |= self.scoring
@@ -257,12 +244,32 @@ class Consolidated(Scoring):
         self.scoring = dict(mine["scoring"])
         self.warmups = list(mine["warmups"])
         self.replaced = list(mine["replaced"])
+        self.spent.costs |= self._costs()
         for name in "consolidation", "replacement", "plateau":
             if part := getattr(self, name):
                 try:
                     part.load_state_dict(mine[name])
                 except ValueError as error:
                     raise UnusableRun(f"the checkpoint cannot be used ({error})") from None
+
+
+def reset_rule(
+    config: LearnerConfig, network: nn.Module, per_epoch: int, fresh: Fresh, sum_: Sum | None = None
+) -> Reset | Replacement | None:
+    """The reset that ``wsc.reset`` names: one of the options' own, or a registered one.
+
+    ``per_epoch``: the steps of an epoch; ``fresh`` and ``sum_``: as of :class:`Training`.
+    """
+    options = config.wsc
+    if options.reset not in registry.resets:
+        return options.reset_rule(per_epoch)
+    every = options.steps_between_resets(per_epoch)
+    training = Training(network, inner_units(network), fresh, every, options, sum_)
+    try:
+        return registry.resets[options.reset].build(training)
+    except ValueError as error:
+        problem = f"wsc.reset: '{options.reset}' {error}; use another backbone or reset"
+        raise UnusableRun(problem) from None
 
 
 @register_learner("wsc", epochs=70, milestones=[30, 50])

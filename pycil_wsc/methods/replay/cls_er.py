@@ -71,6 +71,12 @@ class CLSER(Replay):
         averages = True
         plain_first_task = False  # its average is tested
 
+        def time_constants(self, network: nn.Module) -> dict[str, float]:
+            """Of both averages, which are updated in a part of the steps only."""
+            options = self.config.options
+            updates = {"plastic_decay": options.plastic_rate, "stable_decay": options.stable_rate}
+            return {name: 1 / (1 - getattr(options, name)) / rate for name, rate in updates.items() if rate}
+
     plastic: IncrementalNet
     stable: IncrementalNet
 
@@ -78,12 +84,6 @@ class CLSER(Replay):
         super().__init__(*arguments)
         self.steps = 0  # optimiser steps in all tasks
         self.working: list[Tensor] = []  # the network's weights, while it has those of the stable average
-
-    def time_constants(self) -> dict[str, float]:
-        """Of both averages, which are updated in a part of the steps only."""
-        options = self.config.options
-        updates = {"plastic_decay": options.plastic_rate, "stable_decay": options.stable_rate}
-        return {name: 1 / (1 - getattr(options, name)) / rate for name, rate in updates.items() if rate}
 
     @torch.no_grad()
     def grow(self, task: Task) -> None:
@@ -178,7 +178,7 @@ class CLSER(Replay):
         return self.stable.extract(images)
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.known(self.stable.classify(features))
+        return self.outputs.known(self.stable.classify(features))
 
     @torch.no_grad()
     def end_task(self, task: Task) -> None:

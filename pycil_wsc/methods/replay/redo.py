@@ -52,14 +52,14 @@ class ReDo(Replay):
                     "and conv2; use another backbone or method"
                 )
 
+        def time_constants(self, network: nn.Module) -> dict[str, float]:
+            return {"recycle_every": self.config.options.recycle_every}
+
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
         self.steps = 0  # optimiser steps in all tasks
         self.optimizer_of_phase: Optimizer | None = None
         self.batch: Batch | None = None  # the batch of a step that is followed by a recycling
-
-    def time_constants(self) -> dict[str, float]:
-        return {"recycle_every": self.config.options.recycle_every}
 
     def phases(self, task: Task) -> Iterator[Phase]:
         for phase in super().phases(task):

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
+from pycil_wsc.training.learner_config import Costs
 
 
 def convolution_backward(
@@ -145,6 +146,8 @@ class Spent:
         task: the task of ``begun``.
         begun: for each of its phases that has begun, the ``operations`` before it, the planned ``images`` of the phases
             before it, and its ``own``; the ``exemplars`` in memory.
+        costs: what a method has spent besides, by its name in the result: numbers, or lists of one number per task. The
+            method that writes them in ``end_task`` keeps them in its own state.
     """
 
     def __init__(self) -> None:
@@ -155,6 +158,7 @@ class Spent:
         self.replays = False
         self.task = -1
         self.begun: list[dict[str, float]] = []
+        self.costs: Costs = {}
 
     def state_dict(self) -> State:
         return {"task": self.task, "begun": [dict(phase) for phase in self.begun], "replays": self.replays}

@@ -21,7 +21,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.batches import Batches, Sampling
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.learner import BaseLearner, grow_for
 
 # ---- in any loop -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ def test_the_file_of_the_released_code_is_its_schedule_of_torchs_own_classes(res
     ours.learn(second, SILENT)
     assert ours.warmups == [None] * (len(ours.warmups) - 1) + [3]
 
-    twin.grow_for(second)
+    grow_for(twin, second)
     network = twin.network
     before = snapshot(network)
     held = held_out_exemplars(twin, second)

@@ -13,6 +13,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.methods.distillation.coil import transport
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.learner import grow_for
 
 KEYS = {"convnet_options.width": 2, "init_milestones": [], "milestones": []}
 
@@ -85,7 +86,7 @@ def test_rows_of_new_classes_are_those_of_old_ones_moved_and_scaled(class_means,
     run = run_of(tmp_path, class_means=class_means)
     learner, (first, task, *_) = run.learner, run.manager.tasks
     learner.learn(first, SILENT)
-    learner.grow_for(task)
+    grow_for(learner, task)
     learner.begin_task(task)
     samples = first.train_indices if class_means == "images" else learner.memory.indices
     rows = moved(learner, samples, task.train_indices, range(4), range(4, 7), (4, 3))

@@ -21,6 +21,7 @@ from pycil_wsc.launch.command import main
 from pycil_wsc.methods.distillation.rmm import memory_size
 from pycil_wsc.methods.losses import balanced_weights
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.learner import grow_for
 
 __all__ = ["months"]
 RATES = {"m_rate_list": [0.8, 0.0, 0.3], "c_rate_list": [0.2, 0.0, 0.3], "memory_size": 200, "memory_per_class": 20}
@@ -111,7 +112,7 @@ def test_the_losses_need_no_batch_of_one_image_and_draw_from_the_seed_alone(digi
 
 def test_fosters_weights_count_the_size_of_the_memory_and_whole_classes(digits, tmp_path):
     learner, tasks = after("rmm-foster", 1, digits, tmp_path, **RATES, beta1=0.99)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     next(learner.phases(tasks[1]))
     (size, *_) = twin.sizes([0.8], [4], 200, 3, LARGEST)
     own = np.bincount(learner.manager.train_targets[tasks[1].train_indices])[4:]
@@ -121,7 +122,7 @@ def test_fosters_weights_count_the_size_of_the_memory_and_whole_classes(digits, 
 def test_in_a_stream_they_count_the_exemplars_that_there_are(digits, tmp_path):
     """Of earlier tasks it has no other images, whose number PyCIL takes the memory's size from."""
     learner, tasks = after("rmm-foster", 1, digits, tmp_path, **RATES)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     learner.config = replace(learner.config, tasks=("npz:1.npz", "npz:2.npz"))
     tasks[0] = replace(tasks[0], train_indices=learner.memory.indices)  # those of the sequence itself
     assert learner.class_counts(tasks[1])[:4].tolist() == 4 * [len(learner.memory) // 4]

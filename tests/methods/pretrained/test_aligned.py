@@ -13,6 +13,7 @@ from support.small_runs import batch_of
 
 from pycil_wsc.methods.pretrained.slca_cofima import SLCACoFiMA
 from pycil_wsc.training.batches import Sampling
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.step.backward import Backward
 
 KEYS = {"init_cls": 3, "increment": 3, "precision": "fp32"}
@@ -61,7 +62,7 @@ def test_the_next_task_begins_with_slcas_head_as_it_was_before_the_alignment_unl
     aligned = learner.network.head.parts[0].weight.clone()
     before = learner.unaligned["parts.0.weight"].clone()
     assert not torch.equal(aligned, before)
-    learner.grow_for(tasks[2])
+    grow_for(learner, tasks[2])
     learner.begin_task(tasks[2])
     assert torch.equal(learner.network.head.parts[0].weight, aligned if kept else before)
     assert not learner.network.head.parts[0].weight.requires_grad
@@ -100,7 +101,7 @@ def test_slca_cofima_averages_the_backbone_alone_and_aligns_the_head_on_it(weigh
 @pytest.mark.parametrize("task", [0, 1])
 def test_dgrs_gradient_of_the_head_is_the_twins(task, digits, tmp_path):  # noqa: F811
     learner, tasks = after("dgr", task, digits, tmp_path, **KEYS)
-    learner.grow_for(tasks[task])
+    grow_for(learner, tasks[task])
     learner.begin_task(tasks[task])
     old = tasks[task].num_old
     with torch.no_grad():  # otherwise the student is the teacher
@@ -124,7 +125,7 @@ def test_dgrs_gradient_of_the_head_is_the_twins(task, digits, tmp_path):  # noqa
 
 def test_dgrs_cross_entropy_is_adjusted_by_the_classes_frequencies(digits, tmp_path):  # noqa: F811
     learner, tasks = after("dgr", 1, digits, tmp_path, memory_per_class=3, **KEYS)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     learner.begin_task(tasks[1])
     counts = [3] * 3 + [int((learner.manager.train_targets == label).sum()) for label in range(3, 6)]
     expected = [math.log(each / sum(counts)) for each in counts]
@@ -134,7 +135,7 @@ def test_dgrs_cross_entropy_is_adjusted_by_the_classes_frequencies(digits, tmp_p
 def test_a_distillation_without_a_gradient_does_not_move_dgrs_head_by_its_rounding(digits, tmp_path):  # noqa: F811
     """In a task's first step the student is its teacher; PILOT scales up what rounding leaves of the gradient."""
     learner, tasks = after("dgr", 1, digits, tmp_path, **KEYS)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     learner.begin_task(tasks[1])
     (phase,) = learner.phases(tasks[1])
     learner.eval()
@@ -159,7 +160,7 @@ def test_ducts_backbone_is_the_initial_one_with_the_weighted_changes_of_all_task
     learner, tasks = after("duct", 1, digits, tmp_path, **KEYS)
     initial = learner.initial.state_dict()
     first = {name: value.clone() for name, value in learner.change.items()}
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     learner.begin_task(tasks[1])
     for name, value in learner.network.backbone.state_dict().items():
         assert torch.equal(value, initial[name]), "each task trains the initial backbone"

@@ -10,6 +10,7 @@ pytest.importorskip("timm")
 from pycil_wsc.config.loading import load, resolve  # noqa: E402
 from pycil_wsc.launch.attempt import Datasets  # noqa: E402
 from pycil_wsc.runs.run import Run  # noqa: E402
+from pycil_wsc.training.learner import grow_for
 
 NAMES = {"aper_adapter": {"ffn_num": 3}, "aper_ssf": {}, "aper_vpt": {}, "shallow": {"vpt_type": "shallow"}}
 
@@ -49,7 +50,7 @@ def features_of(learner, image):
 
 def test_only_what_was_added_learns_and_only_in_the_first_task(learner):
     tasks = learner.manager.tasks
-    learner.grow_for(tasks[0])
+    grow_for(learner, tasks[0])
     network = learner.network
     before = {name: value.clone() for name, value in network.backbone.state_dict().items()}
     names = {name for name, parameter in network.named_parameters() if parameter.requires_grad}

@@ -12,6 +12,7 @@ from pycil_wsc.errors import UserError  # noqa: E402
 from pycil_wsc.launch.attempt import Datasets  # noqa: E402
 from pycil_wsc.networks.tuning.pools import PromptPool, orthogonal  # noqa: E402
 from pycil_wsc.runs.run import Run  # noqa: E402
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.phase import PhaseRun  # noqa: E402
 from pycil_wsc.training.step.cost import Operations  # noqa: E402
 
@@ -31,7 +32,7 @@ def made(tmp_path_factory):
         learner = Run(config, Datasets().of(config)).learner
         generator = torch.Generator().manual_seed(1)
         for task in learner.manager.tasks[:tasks]:
-            learner.grow_for(task)
+            grow_for(learner, task)
         for parameter in learner.network.parameters():
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
         learner.begin_task(task)

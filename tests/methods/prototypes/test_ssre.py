@@ -8,6 +8,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.methods.prototypes.ssre import AdaptedConv2d, adapt, adapters_of
 from pycil_wsc.networks.nets import make_backbone
 from pycil_wsc.runs.run import Run
+from pycil_wsc.training.learner import grow_for
 
 KEYS = {"init_cls": 4, "increment": 3, "batch_size": 32, "lrate": 1e-3, "init_lr": 1e-3}
 
@@ -30,7 +31,7 @@ def test_ssres_later_tasks_train_adapters_and_the_head_alone(digits, tmp_path):
     run = Run(resolve(SMALL | KEYS | {"model_name": "ssre", "out": str(tmp_path)}), digits)
     learner = run.learner
     for task in run.manager.tasks[:2]:
-        learner.grow_for(task)
+        grow_for(learner, task)
         trained = {name for name, parameter in learner.network.named_parameters() if parameter.requires_grad}
         assert all("adapter" in name or "head" in name for name in trained) == (task.index > 0)
     assert len(adapters_of(learner.network)) == 6, "all but the first of ResNet-8"
@@ -41,7 +42,7 @@ def test_ssre_augments_the_second_task_alone_as_in_pycil(digits, tmp_path):
     seen = []
     run = Run(resolve(SMALL | KEYS | {"model_name": "ssre", "out": str(tmp_path), "init_batch_size": 16}), digits)
     for task in run.manager.tasks[:3]:
-        run.learner.grow_for(task)
+        grow_for(run.learner, task)
         for phase in run.learner.phases(task):
             seen.append((phase.augmentation, phase.batch_size))
     assert seen == [(None, 16), ("autoaugment", None), (None, None)]

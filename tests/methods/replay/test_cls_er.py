@@ -9,6 +9,7 @@ from support.methods import BATCH, SILENT, TARGETS, negative_log_likelihood, per
 from support.small_runs import batch_of
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.step.cost import Operations
 
 
@@ -36,7 +37,7 @@ def test_cls_ers_loss_draws_replayed_logits_to_those_of_the_surer_average(digits
 def test_cls_er_pays_for_its_averages_on_exemplars_alone(ratio, digits, tmp_path):
     """Replay's step for every image, and a forward pass of each average for every exemplar of every batch."""
     learner, tasks = after("cls_er", 1, digits, tmp_path, replay_ratio=ratio, plastic_rate=0.0, stable_rate=0.0)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     prepare, images, replayed, seen = learner.before_step, [], [], []
 
     def watched(batch):
@@ -44,7 +45,7 @@ def test_cls_er_pays_for_its_averages_on_exemplars_alone(ratio, digits, tmp_path
         replayed.append(int(batch.from_memory.sum()))
         return prepare(batch)
 
-    learner.before_step, learner.grow_for, before = watched, lambda task: None, learner.spent.operations
+    learner.before_step, learner.grow, before = watched, lambda task: None, learner.spent.operations
     for average in (learner.plastic, learner.stable):
         average.register_forward_hook(lambda average, inputs, output: seen.append(len(inputs[0])))
     learner.learn(tasks[1], SILENT)
@@ -66,10 +67,10 @@ def test_the_rows_of_exemplars_are_those_of_the_mask():
 def test_cls_ers_averages_move_in_their_share_of_the_steps_and_the_stable_one_is_tested(digits, tmp_path):
     keys = {"plastic_rate": 1.0, "stable_rate": 0.5, "plastic_decay": 0.6, "stable_decay": 0.9, "epochs": 2}
     learner, tasks = after("cls_er", 1, digits, tmp_path, **keys)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     for average in (learner.plastic, learner.stable):
         assert torch.equal(average.head.weight[4:], learner.network.head.weight[4:]), "new rows start as the network's"
-    learner.grow_for = lambda task: None
+    learner.grow = lambda task: None
     step, trained = learner.after_step, {}
     moved, decays = {"plastic": 0, "stable": 0}, {"plastic": 0.6, "stable": 0.9}
 
@@ -98,8 +99,8 @@ def test_cls_ers_averages_follow_the_first_steps_closely(digits, tmp_path):
     """In step n they keep n / (n + 1) of themselves, as long as that is less than their decay."""
     keys = {"plastic_rate": 1.0, "stable_rate": 1.0, "plastic_decay": 0.6, "stable_decay": 0.9}
     learner, tasks = after("cls_er", 0, digits, tmp_path, **keys)
-    learner.grow_for(tasks[0])
-    learner.grow_for = lambda task: None
+    grow_for(learner, tasks[0])
+    learner.grow = lambda task: None
     step, numbers = learner.after_step, []
 
     def watched():

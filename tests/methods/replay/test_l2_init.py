@@ -5,13 +5,15 @@ from support.at_task_end import after
 from support.methods import BATCH, TARGETS, negative_log_likelihood, perturb
 from support.small_runs import batch_of
 
+from pycil_wsc.training.learner import grow_for
+
 
 def test_l2_init_draws_every_weight_to_its_first_value(digits, tmp_path):
     learner, tasks = after("l2_init", 0, digits, tmp_path, l2_init=0.2)
-    learner.grow_for(tasks[0])
+    grow_for(learner, tasks[0])
     first = {name: value.clone() for name, value in learner.network.named_parameters()}
     perturb(learner.network)
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     second = {name: value.clone() for name, value in learner.network.named_parameters()}
     perturb(learner.network)
     learner.eval()

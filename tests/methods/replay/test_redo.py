@@ -10,6 +10,7 @@ from support.small_runs import batch_of
 
 from pycil_wsc import registry
 from pycil_wsc.errors import UserError
+from pycil_wsc.training.learner import grow_for
 
 
 def weights(network):
@@ -19,7 +20,7 @@ def weights(network):
 def test_redo_gives_dormant_units_new_weights_and_leaves_the_others(digits, tmp_path):
     """Against each unit's mean activation, computed layer by layer; the batch is not what the weights depend on."""
     learner, tasks = after("redo", 1, digits, tmp_path, recycle_every=1000, **{"convnet_options.width": 4})
-    learner.grow_for(tasks[1])
+    grow_for(learner, tasks[1])
     (phase,) = learner.phases(tasks[1])
     backbone, optimizer = learner.network.backbone, phase.optimizer
     blocks = {name: block for name, block in backbone.named_modules() if hasattr(block, "conv2")}

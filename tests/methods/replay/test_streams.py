@@ -16,6 +16,7 @@ from pycil_wsc import seeding
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.memory.stream import NONE
 from pycil_wsc.data.tasks.tasks import blurred
+from pycil_wsc.training.learner import grow_for
 
 SIZE = 10
 RATE = {"momentum": 0.9, "weight_decay": 1e-3}
@@ -56,7 +57,7 @@ def trained(name, folder):
 
     with uncounted(), patch.object(learner, "before_step", noted):
         for task in run.manager.tasks[:2]:  # of three: there are logits of classes to come
-            learner.grow_for(task)
+            grow_for(learner, task)
             before = before or copy.deepcopy(learner.network)
             batches.append([])
             learner.learn(task, SILENT)

@@ -18,6 +18,7 @@ from torchvision.transforms import functional
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.batches.augmentation import simclr
 from pycil_wsc.errors import UserError
+from pycil_wsc.training.learner import grow_for
 
 RATE = {"momentum": 0.9, "weight_decay": 1e-3}
 KEYS = {"memory_size": 11, "replay_batch_size": 5, "batch_size": 4, "precision": "fp32", "model_name": "xder"}
@@ -67,7 +68,7 @@ def trained(case, folder):
     watched = patch.multiple(learner, before_step=stepping, _logits=passing, _numbers=drawing)
     with uncounted(), watched:
         for task in run.manager.tasks:
-            learner.grow_for(task)
+            grow_for(learner, task)
             before = before or copy.deepcopy(learner.network)
             tasks.append(SimpleNamespace(coins=[], steps=[], passes=[], slots=None))
             learner.learn(task, SILENT)
