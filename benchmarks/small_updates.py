@@ -6,7 +6,8 @@
 does. Each update brings one picture of a known class. In CPU seconds of one thread: the forward pass of the picture,
 the update (its median), one in which RanPAC chooses its ridge again, and a save, with its bytes.
 
-**In a row**: the same of NCM on a small network, over many updates that are each saved.
+**In a row**: the same of NCM and SLDA on a small network, over many updates that are each saved; and the memory of the
+process, which is a new one for each method.
 
 **Files**: in a new process for each number, the peak of its memory after listing a folder of as many pictures of
 16 x 16 pixels, after learning them (NCM), and after ``check``.
@@ -34,6 +35,7 @@ KEYS = {"adapt": False, "device": "cpu", "threads": 1, "quiet": True, "num_worke
 LARGE = {"convnet_type": "timm:efficientnet_lite0", "image_size": 96}
 SMALL = {"convnet_type": "resnet8", "image_size": 16}
 METHODS = {"ncm": {}, "slda": {}, "ranpac": {"projection": 2000}}
+IN_A_ROW = ("ncm", "slda")
 FOLDERS = 100  # classes of the files
 
 
@@ -44,10 +46,14 @@ def main():
     parser.add_argument("--in-a-row", type=int, default=1000, help="0: not measured")
     parser.add_argument("--files", nargs="*", type=int, default=[10_000, 100_000], help="none: not measured")
     parser.add_argument("--of-folder", type=Path, help="measure the files of this folder, and print what they take")
+    parser.add_argument("--of-method", choices=IN_A_ROW, help="measure updates of it in a row, and print them")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.of_folder:
         print(json.dumps(of_files(args.of_folder)))
+        return
+    if args.of_method:
+        print(json.dumps(in_a_row(args.of_method, args.in_a_row)))
         return
     record = {"updates": {}, "in_a_row": {}, "files": {}}
     for method in args.methods:
@@ -55,9 +61,12 @@ def main():
             record["updates"][f"{method}, {classes} classes"] = measured = of_updates(method, classes)
             print(method, classes, json.dumps(measured), flush=True)
     if args.in_a_row:
-        record["in_a_row"] = in_a_row(args.in_a_row)
+        for method in IN_A_ROW:
+            command = "--of-method", method, "--in-a-row", str(args.in_a_row)
+            record["in_a_row"][method] = in_new_process(*command)
+            print(f"{args.in_a_row} in a row", method, json.dumps(record["in_a_row"][method]), flush=True)
     for number in args.files:
-        record["files"][number] = in_new_process(number)
+        record["files"][number] = with_so_many_files(number)
         print(f"{number} files", json.dumps(record["files"][number]), flush=True)
     write(record | origin(torch.device("cpu")), args.out)
 
@@ -91,10 +100,10 @@ def of_updates(method: str, classes: int) -> dict:
     return measured
 
 
-def in_a_row(updates: int) -> dict:
-    """Seconds of update and save around each tenth of so many updates, medians of ten."""
+def in_a_row(method: str, updates: int) -> dict:
+    """Seconds of update and save around each tenth of so many updates, medians of ten; the memory, and bytes saved."""
     rng = np.random.default_rng(1)
-    learner = Learner("ncm", held_out=20, **KEYS, **SMALL)
+    learner = Learner(method, held_out=20, **KEYS, **SMALL)
     labels = np.repeat(np.arange(10), 30)
     learner.learn((pictures(labels, 16, rng), labels))
     measured = {}
@@ -107,8 +116,12 @@ def in_a_row(updates: int) -> dict:
             times.append((*update, *seconds_of(lambda: learner.save(folder))))
             if number % (updates // 10) == 0:
                 update, save = (statistics.median(column) for column in zip(*times[-10:], strict=True))
-                measured[number] = {"update_seconds": update, "save_seconds": save}
-                print(f"after {number} updates", json.dumps(measured[number]), flush=True)
+                measured[number] = {
+                    "update_seconds": update,
+                    "save_seconds": save,
+                    "memory_mb": memory("VmRSS"),
+                    "bytes": Path(folder, "learner.safetensors").stat().st_size,
+                }
     return measured
 
 
@@ -121,7 +134,13 @@ def seconds_of(function, times=1) -> list[float]:
     return measured
 
 
-def in_new_process(number: int) -> dict:
+def in_new_process(*arguments: str) -> dict:
+    """What this script prints with these arguments."""
+    command = [sys.executable, __file__, *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def with_so_many_files(number: int) -> dict:
     """What so many files take of the memory of a new process."""
     with tempfile.TemporaryDirectory() as folder:
         rng = np.random.default_rng(1)
@@ -130,27 +149,26 @@ def in_new_process(number: int) -> dict:
         for file in range(number):
             pixels = rng.integers(0, 256, 16 * 16 * 3, np.uint8).tobytes()
             Path(folder, f"class{file % FOLDERS}", f"{file}.ppm").write_bytes(b"P6 16 16 255\n" + pixels)
-        command = [sys.executable, __file__, "--of-folder", folder]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        return in_new_process("--of-folder", folder)
 
 
 def of_files(folder: Path) -> dict:
     """Peaks of the memory, in MB, after each part."""
     source = f"folder:{folder}"
-    measured = {"before_mb": peak()}
+    measured = {"before_mb": memory()}
     listed = read_source(source, ".")
-    measured |= {"images": len(listed.train), "listed_mb": peak()}
+    measured |= {"images": len(listed.train), "listed_mb": memory()}
     learner = Learner("ncm", **KEYS, **SMALL)
     learner.learn(source)
-    measured["learned_mb"] = peak()
+    measured["learned_mb"] = memory()
     learner.check(source)
-    return measured | {"checked_mb": peak()}
+    return measured | {"checked_mb": memory()}
 
 
-def peak() -> float:
-    """Of this process; ``ru_maxrss`` would count what its parent had."""
+def memory(what: str = "VmHWM") -> float:
+    """The peak of this process, in MB, or ``VmRSS``: what it has now. ``ru_maxrss`` would count what its parent had."""
     status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return int(status.partition(f"{what}:")[2].split()[0]) / 1024
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
 import safetensors.torch
 import torch
 
@@ -35,7 +36,18 @@ def save_state(path: str | Path, state: object) -> None:
     tensors = _on_their_own(tensors)
     tensors[JSON] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     metadata = {"format": FORMAT, "sha256": digest(tensors)}
-    write_atomically(path, safetensors.torch.save(tensors, metadata))
+    write_atomically(path, _serialised(tensors, metadata))
+
+
+def _serialised(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bytes:
+    """The file's content.
+
+    By way of numpy where it has the types: safetensors makes a ctypes type of each size of a tensor, which stays.
+    """
+    try:
+        return safetensors.numpy.save({name: tensor.numpy() for name, tensor in tensors.items()}, metadata)
+    except TypeError:  # such as bfloat16
+        return safetensors.torch.save(tensors, metadata)
 
 
 def load_state(path: str | Path) -> State:

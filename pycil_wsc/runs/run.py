@@ -59,7 +59,8 @@ class Run(Monitor):
         on_progress: called with every :class:`pycil_wsc.runs.progress.Progress`.
         folder: folder of the run's files; None: that of the configuration.
         start: the :meth:`state` after earlier tasks, of which ``dataset`` has the exemplars but no other samples.
-        checkpoints: whether it may be stopped and resumed; False: it writes no checkpoints.
+        checkpoints: whether it may be stopped and resumed; False: its folder is temporary, and it writes neither
+            checkpoints nor a log.
         lent: the backbone of another learner with the weights of ``start``, if the method leaves it as it is; None: the
             learner makes its own.
 
@@ -94,7 +95,7 @@ class Run(Monitor):
         self.learner = new_learner(config, *given, lent=lent)
         saves = self.processes.first and (checkpoints or config.save_weights is not False)
         self.pretrained = pretrained_of(self.learner) if saves else None
-        self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first)
+        self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first and checkpoints)
         self.evaluator = Evaluator(self.learner, self.test_source, self._check, dataset.train.images)
         self.anytime = Anytime(self.learner, self.test_source, config.evaluate_every)
         self.records = Records(config.analyse, self.learner, self.folder)
@@ -150,7 +151,7 @@ class Run(Monitor):
 
     def _begin(self):
         """Set the process up."""
-        if self.processes.first:
+        if self.processes.first and self.checkpoints:
             write_json(self.folder / "config.json", in_file(self.config.to_dict()))
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -235,14 +236,22 @@ def _outline_of(path: Path) -> Outline | None:
         status = os.stat(path)
     except OSError:
         return None
-    return _outline_in(path, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+    return _outline_in(File((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size), path))
+
+
+@dataclass(frozen=True)
+class File:
+    """A file by its ``signature``, which all links to it share, and the ``path`` at which it is now."""
+
+    signature: tuple[int, ...]
+    path: Path = field(compare=False)
 
 
 @functools.lru_cache(maxsize=16)  # a save asks for those of all versions several times
-def _outline_in(path: Path, file: tuple[int, ...]) -> Outline | None:
-    """The same of the ``file`` that is at ``path`` now."""
+def _outline_in(file: File) -> Outline | None:
+    """The same of this ``file``."""
     try:
-        content = peek_state(path, without="run")
+        content = peek_state(file.path, without="run")
         number, parent = numbers_in(content)
         tasks, classes = content["config"]["tasks"], content["info"]["classes"]
         bookkeeping = content["ledger"]

@@ -429,8 +429,8 @@ def publish(recorded: Recorded, folders: Folders) -> UpdateResult:
         return UpdateResult(None, None, judged.decision)
     if has_folder:
         learner_file.write(folders.work, recorded.learner)
-    os.rename(folders.work, folders.saved)
-    remove_unfinished(folders.saved)
+        os.rename(folders.work, folders.saved)
+        remove_unfinished(folders.saved)
     return UpdateResult(recorded.learner, recorded.answers, judged.decision)
 
 

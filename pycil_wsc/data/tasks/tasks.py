@@ -63,7 +63,7 @@ class TaskSequence:
         self.train_targets, self.test_targets = train_targets, test_targets
         self.train_tasks, self.test_tasks = train_tasks, test_tasks
         self.relearned = np.empty((0, 2), np.int64)  # as in :class:`~pycil_wsc.data.types.Arrivals`
-        self.tasks = [self._task(index) for index in range(len(self.boundaries) - 1)]
+        self.tasks = self._tasks()
 
     def first(self, number: int) -> "TaskSequence":
         """Keep only the first ``number`` tasks and their classes; returns the sequence itself."""
@@ -88,11 +88,18 @@ class TaskSequence:
         """The first class, in learning order, of the task's images: ``num_old`` if all its classes are new."""
         return int(self.train_targets[task.train_indices].min())
 
-    def _task(self, index):
-        old, seen = self.boundaries[index : index + 2]
-        train = _by_class(np.flatnonzero(self.train_tasks == index), self.train_targets)
-        test = _by_class(np.flatnonzero(self.test_tasks <= index), self.test_targets)
-        return Task(index, old, seen, train, test, self._num_later(seen))
+    def _tasks(self) -> list[Task]:
+        """The tasks, of which a stream may have thousands: their training samples are sorted at once."""
+        order = np.lexsort((self.train_targets, self.train_tasks))
+        stops = np.searchsorted(self.train_tasks[order], np.arange(len(self.boundaries)))
+        test = np.empty(0, np.int64)
+        tasks = []
+        for index, (old, seen) in enumerate(itertools.pairwise(self.boundaries)):
+            train = order[stops[index] : stops[index + 1]]
+            if len(self.test_targets):
+                test = _by_class(np.flatnonzero(self.test_tasks <= index), self.test_targets)
+            tasks.append(Task(index, old, seen, train, test, self._num_later(seen)))
+        return tasks
 
     def _num_later(self, seen):
         return 0 if self.open_ended else self.boundaries[-1] - seen
