@@ -263,12 +263,12 @@ def check_dataset(name: str) -> None:
 def register_learner(name: str, **defaults: object) -> Callable[[type[T]], type[T]]:
     """Register a learner class under ``name``.
 
-    ``defaults``: its defaults for keys of ``Config``. A learner's own keys are fields of its dataclass ``Options``,
-    declared with :func:`pycil_wsc.keys.key`; their values are in ``config.options``.
+    ``defaults`` are its defaults for shared keys of the configuration. Its own keys are fields of its dataclass
+    ``Options``, declared with :func:`pycil_wsc.keys.key`; their values are in ``config.options``.
 
     Raises:
-        UserError: the name is another learner's, the class has no ``Options``, as if not derived from ``BaseLearner``,
-            or these are not a dataclass of keys.
+        UserError: the name is another learner's, the class is not derived from ``BaseLearner``, or its ``Options`` are
+            not a dataclass of keys.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -320,8 +320,8 @@ def register_optimizer(name: str, **defaults: object) -> Callable[[T], T]:
     """Register ``build(groups, config) -> torch.optim.Optimizer``.
 
     ``groups`` are parameter groups with ``params``, ``lr`` and ``weight_decay``; the training loop sets ``lr``.
-    ``defaults``: defaults for keys of ``Config`` with this optimiser, such as learning rates and weight decays. They
-    take precedence over those of a learner that has another optimiser by default.
+    ``defaults`` are defaults for keys of the configuration with this optimiser, such as learning rates and weight
+    decays. They take precedence over those of a learner that has another optimiser by default.
     """
 
     def decorate(build: T) -> T:

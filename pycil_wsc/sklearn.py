@@ -49,7 +49,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         convnet_type: the backbone.
         batch_size: images in a training step.
         image_size: side of the images that the network sees; None: that of ``X``, but at least 8, or 224 for files.
-        image_shape: (side, side) or (side, side, 3) of a row; None: the smallest greyscale square that has room for it.
+        image_shape: (side, side) or (side, side, 3) of a row; None: the smallest greyscale square that holds it.
         value_range: the values of black and of white in rows; None: 0 and 255 if the first ``X`` is uint8, else its
             least and its greatest. Later rows must then be of the same kind: uint8, or other numbers.
         device: as in the configuration.
@@ -95,10 +95,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     # ---- learning ----------------------------------------------------------------------------------------------------
 
     def fit(self, X: Samples, y: ArrayLike) -> ContinualClassifier:
-        """Learn ``X`` as the first task; what was learned before is forgotten.
+        """Learn ``X`` as the first task, and forget earlier ones.
 
         Raises:
-            ValueError: if the images or labels are invalid, in one line. What was learned before stays then.
+            ValueError: if the images or labels are invalid, in one line; earlier tasks are kept then.
         """
         return self._learn(X, y, anew=True)
 
@@ -108,7 +108,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         The parameters are those of the first task. ``classes``: labels that ``y`` may have; None: any.
 
         Raises:
-            ValueError: if the images or labels are invalid, in one line. What was learned before stays.
+            ValueError: if the images or labels are invalid, in one line; earlier tasks are kept then.
         """
         return self._learn(X, y, anew=not self.__sklearn_is_fitted__(), allowed=classes)
 

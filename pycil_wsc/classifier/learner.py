@@ -71,23 +71,23 @@ class Evaluation(Tested):
 class Learner:
     """A classifier that learns one task after another. Future tasks need not be known in advance.
 
-    Classes are identified by name. The head grows for new classes; new images may also belong to known classes, whose
-    exemplars are then chosen again. Between two tasks the learner keeps the exemplars and the held-out images (the
-    names of image files, or pixels), and a hash of each image that it has learned.
+    Classes are identified by name. The head grows for new classes. New images may also belong to known classes, whose
+    exemplars are then chosen again. Between two tasks the learner keeps the exemplars and the held-out images (as names
+    of image files, or as pixels), and a hash of each learned image.
 
     Args:
         name: the method, as ``model_name`` in JSON: ``"wsc"``, ``"replay"``, ...
         out: folder for learned tasks (``task1``, ``task2``, ...) and checkpoints of the current one. If the same script
             is started again, it loads the finished tasks from there and resumes the stopped one.
-        quiet: print no progress bar and no lines. The logger ``pycil_wsc.learner`` has the lines in any case.
+        quiet: print no progress bar and no lines. The logger ``pycil_wsc.learner`` still gets the lines.
         held_out: the number of images of each class to hold out from training, at most a fifth of the class. They are
             used to calibrate the probabilities and to judge updates (``accept``). 0: all images are trained on,
             probabilities are not calibrated, and updates are judged on the exemplars.
         on_progress: called several times a second while the learner learns, with a
             :class:`~pycil_wsc.runs.progress.Progress`, such as ``position="task 2/2, epoch 3/70"`` and ``images=1280``.
         keys: configuration keys (docs/configuration.md), such as ``memory_per_class=200``, ``epochs=5``,
-            ``wsc={"retain": 0.5}``. A key of later tasks that is given, such as ``epochs``, also holds for the first
-            task, unless its counterpart, such as ``init_epoch``, is given.
+            ``wsc={"retain": 0.5}``. Keys of later tasks, such as ``epochs``, also set the first task, unless you pass
+            its own key, such as ``init_epoch``.
 
     Raises:
         UserError: if a key is invalid.
@@ -231,8 +231,8 @@ class Learner:
     def familiarity(self, images: Images) -> np.ndarray:
         """How familiar each image is: the share of held-out images that are no more familiar, float64 (B,), above 0.
 
-        A small value tells of a class that was never learned. It is compared with ``unknown`` in :meth:`predict`. It
-        says how near the image is to a class mean in the features of the network
+        A small value suggests a class that was never learned. :meth:`predict` compares it with ``unknown``. It measures
+        how near the image is to a class mean in the features of the network
         (:class:`~pycil_wsc.classifier.predict.familiarity.Familiarity`).
 
         ``images``: as for :meth:`predict`.
@@ -317,8 +317,8 @@ class Learner:
             on each class by name; ``balanced_accuracy``: their mean, in which each class counts alike; ``unknown``: the
             number of images whose class was never learned; ``ece``: the expected calibration error in percent,
             ``before`` and ``after`` the logits are divided by the ``temperature``. If the argument ``unknown`` is
-            given, also ``refused``: the percentage of images of ``known`` and of ``unknown`` classes that are, the
-            ``accuracy`` on the known others, and the ``auroc``.
+            given, also ``refused``: the percentages of images of ``known`` and of ``unknown`` classes that are refused,
+            the ``accuracy`` on the known images that are not, and the ``auroc``.
 
         Raises:
             UserError: if nothing has been learned yet, the images are invalid, one of them cannot be read, none is of a
@@ -341,8 +341,8 @@ class Learner:
     def learn(self, source: Source, accept: Accept | None = None) -> dict[str, Any]:
         """Learn one more task. Until it has been learned, the learner predicts as before.
 
-        An image that was learned with another class before has only the new one afterwards: it is taken out of the
-        sums of methods that compute the classifier (but DS-AL), and exemplars change their class.
+        An image that was learned with another class before has only the new class afterwards. Methods that compute the
+        classifier take it out of their sums (except DS-AL), and exemplars change their class.
 
         Args:
             source: ``"folder:PATH"`` with ``PATH/<class>/*.jpg`` (or ``PATH/train/<class>/*.jpg``), ``"npz:PATH"``,
@@ -379,16 +379,18 @@ class Learner:
             return entry | {**(decision or {})}
 
     def check(self, source: Source, fewest: int = 5, level: float = 0.01) -> Findings:
-        """Look at images before they are learned: files that cannot be read or are left out, duplicates, wrong classes,
-        near-empty classes, and shift.
+        """Look at images before they are learned.
 
-        Duplicates are images with the same content: among them, among those that the learner keeps, or among those that
-        it has learned, if its method learns each image once, such as RanPAC. Images that were learned with another
-        class, which :meth:`learn` would replace, are listed with that. Near-duplicates, such as images that were
-        saved again, are found by a perceptual hash, also among the test images of the source. Listed are also classes
-        whose names differ by case or spaces, and images that look like another class, which may be mislabelled. The
-        images of known classes are compared with the held-out images (``held_out=20``) of the same classes by a
-        two-sample test in feature space (:mod:`pycil_wsc.classifier.check.shift`).
+        The findings are files that cannot be read or are left out, near-empty classes, and:
+
+        - duplicates: images with the same content as another one of the source, as one that the learner keeps, or as
+          one that it has learned, if its method learns each image once, as RanPAC does;
+        - images that were learned with another class, which :meth:`learn` would replace;
+        - near-duplicates by a perceptual hash, such as images that were saved again, also among the test images;
+        - classes whose names differ only by case or spaces, and images that may be mislabelled, as they look like
+          another class;
+        - shift: a two-sample test in feature space compares the images of known classes with held-out images
+          (``held_out=20``) of the same classes (:mod:`pycil_wsc.classifier.check.shift`).
 
         Args:
             source: as for :meth:`learn`. Its test part, if any, is compared with its training images.
@@ -406,10 +408,10 @@ class Learner:
     # ---- classes without learning ------------------------------------------------------------------------------------
 
     def rename(self, name: str, to: str) -> ClassChange:
-        """Call a class by another name, under which it learns from now on.
+        """Rename a class. From now on, its images come under the new name.
 
-        This and the three that follow are noted in the :attr:`history`, as ``changes`` of the last task. ``save``
-        saves them as a version, and ``rollback`` undoes them. They compute without training.
+        This method, :meth:`merge`, :meth:`remove` and :meth:`relabel` do not train. The :attr:`history` has them as
+        ``changes`` of the last task; :meth:`save` saves them as a version, and :meth:`rollback` undoes them.
 
         Raises:
             UserError: if there is no such class, or another class is called ``to``; nothing has changed then.
@@ -419,8 +421,8 @@ class Learner:
     def merge(self, names: Sequence[str], into: str) -> ClassChange:
         """Make one class of several.
 
-        A method that computes its classifier is then what it would be had it learned them as one (but DS-AL, nearly).
-        Otherwise the class gets the mean of their rows of the head, and their exemplars, until the next task trains it.
+        A method that computes its classifier is then as if it had learned them as one class (DS-AL only nearly).
+        Other methods give the class the mean of their rows of the head, and their exemplars, until the next task.
 
         Args:
             names: the classes.
@@ -432,26 +434,28 @@ class Learner:
         return self._change(classes.merged, names, into)
 
     def remove(self, name: str, images: Source | None = None) -> ClassChange:
-        """Leave out a class, which is then as if it had never been learned, if the method computes its classifier.
+        """Remove a class.
 
-        ``ncm`` and ``fecam`` have sums for each class. ``slda``, ``ranpac`` and ``acil`` have sums over all images, out
-        of which the class's ``images`` are taken: all that were learned. What a network was trained on it still knows:
-        of other methods, the exemplars, held-out images and the rows of the head go, and the other weights stay.
+        A method that computes its classifier is then as if it had never learned the class. ``ncm`` and ``fecam`` have
+        sums for each class. ``slda``, ``ranpac`` and ``acil`` have sums over all images, and need all learned
+        ``images`` of the class to take them out. Other methods lose the exemplars, the held-out images and the rows of
+        the head; the other weights stay as they were trained.
 
         Args:
             name: the class.
-            images: in any form that ``learn`` accepts; others that are there, too, are left alone.
+            images: in any form that ``learn`` accepts; images of other classes are ignored.
 
         Raises:
-            UserError: if there is no such class or no other, or images are missing; nothing has changed then.
+            UserError: if there is no such class, it is the only one, or images are missing; nothing has changed then.
         """
         return self._change(classes.removed, name, images, self._say)
 
     def relabel(self, images: Source | Sequence[str] | np.ndarray, to: str) -> ClassChange:
-        """Give images that were learned, or are held out, another class, as if they had been learned with it.
+        """Correct the class of images that were learned or are held out.
 
-        That is so if the method computes its classifier. A network is not trained: exemplars and held-out images change
-        their class, and the next task trains on them. :meth:`learn` also corrects labels, and trains at once.
+        A method that computes its classifier is then as if it had learned them with the new class. A network is not
+        trained: exemplars and held-out images change their class, and the next task trains on them. :meth:`learn` also
+        corrects labels, and trains at once.
 
         Args:
             images: names of files, an array of images, or a source as for ``learn``, whose labels do not matter.
@@ -506,18 +510,18 @@ class Learner:
     def export(
         self, path: str | Path, *, opset: int | None = None, evaluations: Sequence[Tested | None] | None = None
     ) -> None:
-        """Write what :meth:`predict` uses for other programs; the name of ``path`` decides the form.
+        """Write the classifier for other programs; the name of ``path`` decides the form.
 
-        ``NAME.onnx``: ONNX; ``NAME.pt2``: a program of ``torch.export``. Both take batches of any size of what
-        :attr:`transform` makes and return logits, which have been compared with those of :attr:`model`. For calibrated
+        ``NAME.onnx``: ONNX; ``NAME.pt2``: a program of ``torch.export``. Both take batches of any size of images from
+        :attr:`transform`, and return logits, which have been compared with those of :attr:`model`. For calibrated
         probabilities, divide them by the ``temperature`` in the file's metadata before the softmax. If images are held
-        out, a second output is their :meth:`familiarity`.
+        out, the second output is the :meth:`familiarity`.
 
-        Another name is that of a folder for the weights as safetensors and a model card, which the Hugging Face Hub and
-        MLflow take as it is, and :func:`pycil_wsc.load_exported` loads. No image and no path is in it.
+        Any other name is a folder with the weights as safetensors and a model card, which the Hugging Face Hub and
+        MLflow accept, and :func:`pycil_wsc.load_exported` loads. It has no image and no path.
 
         Args:
-            path: the file or folder; what it has of an earlier export is replaced, but for the licence in the card.
+            path: the file or folder; an earlier export is replaced, except for the licence in the card.
             opset: the version of ONNX's operators; None: the one that torch chooses.
             evaluations: for the accuracies in the model card: what :meth:`evaluate` returned after each task, None for
                 a task that was not tested.
@@ -544,10 +548,10 @@ class Learner:
         """Save the learner in ``folder`` (``learner.safetensors``), as its newest version.
 
         Other files in the folder stay as they are. A process that loads it in the meantime gets either the old or the
-        new version, and of several processes that save at once the last one prevails.
+        new version. If several processes save at once, the last one wins.
 
         Args:
-            folder: where to; made if it is not there.
+            folder: the folder; created if it does not exist.
             copy_images: also copy the exemplars' image files, so that the learner that :meth:`load` returns can be
                 trained further without the originals. This one goes on reading the originals.
             versions: keep this many versions, this one included, for :meth:`rollback` and ``load(version=)``.
@@ -584,10 +588,10 @@ class Learner:
         return listed(folder_of("folder", folder))
 
     def rollback(self) -> None:
-        """Go back to the version that this one was learned from, here and in the folder that it was saved in.
+        """Go back to the version that this one was learned from, in memory and in the folder that it was saved in.
 
-        If the learner has learned since it was saved or loaded, only that is undone. The version that it leaves stays
-        in the folder. If another thread is training the learner, this waits for it.
+        If the learner has learned since it was saved or loaded, only that is undone. The abandoned version stays in the
+        folder. If another thread is training the learner, this method waits for it.
 
         Raises:
             UserError: if there is no folder, or no earlier version in it, or if its present version is not this
@@ -618,8 +622,8 @@ class Learner:
     def reload(self) -> bool:
         """Load the present version of the folder that the learner was saved in or loaded from, if it is another one.
 
-        Quick if it is the same one. Meanwhile, other threads get predictions of either the old or the new one. Tasks
-        that were learned but not saved are lost. If another thread is training the learner, loading waits for it.
+        It is quick if there is no other version. Meanwhile, other threads get predictions of the old or of the new one.
+        Tasks that were learned but not saved are lost. If another thread is training the learner, loading waits for it.
 
         Returns:
             Whether there was another version.
@@ -705,8 +709,8 @@ class Learner:
             version: the number of an earlier version; None: the present one.
             held_out: the number of images of each class to hold out from further tasks; None: as saved.
             on_progress: called several times a second while the learner learns.
-            keys: override the saved ones: ``device="cuda"``, ``epochs=2``. What the first task has fixed cannot change:
-                the backbone (``convnet_type``, ``convnet_options``), ``consolidate``, the images' size and augmentation
+            keys: override the saved ones: ``device="cuda"``, ``epochs=2``. The first task fixes some for good: the
+                backbone (``convnet_type``, ``convnet_options``), ``consolidate``, the images' size and augmentation
                 (``image_size``, ``padding``, ...) and ``init_epoch``, ``init_lr``, ....
 
         Raises:

@@ -31,7 +31,7 @@ def since_task(step: int, samples: int, interval: int) -> float:
 
 @dataclass(frozen=True)
 class Average:
-    """The average Theta <- (n * Theta + theta) / (n + 1) of the weights theta from the end of the warm-up on.
+    """The average of the weights theta after the warm-up: Theta <- (n * Theta + theta) / (n + 1).
 
     ``average=`` of :class:`~.wsc.WeightSpaceConsolidation`.
 

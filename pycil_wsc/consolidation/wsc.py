@@ -31,10 +31,10 @@ SCOPES = ("global", "tensor")
 
 
 class WeightSpaceConsolidation:
-    """Scores weights during the warm-up of a task, then resets those of low importance once and averages until its end.
+    """Scores weights during a task's warm-up, then resets those of low importance and averages until the task's end.
 
-    "Forget Forgetting: Continual Learning in a World of Abundant Memory", section 4. One object serves one task. The
-    first task of a model that starts from random weights is trained without it: there are no weights to preserve yet.
+    "Forget Forgetting: Continual Learning in a World of Abundant Memory", section 4. Create one object for each task,
+    but none for the first task of a model that starts from random weights: there are no weights to preserve yet.
 
     >>> import torch
     >>> from torch import nn
@@ -148,9 +148,9 @@ class WeightSpaceConsolidation:
     def attach(self, optimizer: Optimizer) -> "WeightSpaceConsolidation":
         """Follow the steps of ``optimizer``, which may be one that Accelerate has prepared. Returns self.
 
-        Objects of earlier tasks that are finished no longer follow it. Warns if the optimizer lacks some of the
-        parameters and trains others that this object does not have, as when a layer was replaced after one of the two
-        was made.
+        Finished objects of earlier tasks stop following it. Warns if the optimizer lacks some of the parameters and
+        trains others that this object does not have, which happens if a layer is replaced after one of the two was
+        created.
 
         Raises:
             RuntimeError: it is attached already.
@@ -374,7 +374,7 @@ class WeightSpaceConsolidation:
         what = "WSC averages but does not reset" if self.average else "WSC does not reset"
         warnings.warn(
             f"{what}: after a warm-up of {steps} steps, fewer than min_warmup={reset.min_warmup}, a reset may cost "
-            "more than it gains; to reset all the same, give the reset another one, as in reset=Blend(min_warmup=0)",
+            "more than it gains; to reset nevertheless, pass a reset such as Blend(min_warmup=0)",
             stacklevel=stacklevel,
         )
         return True

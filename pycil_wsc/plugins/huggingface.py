@@ -58,7 +58,7 @@ class WSCCallback(TrainerCallback):
 
     Its state is saved with each checkpoint, and ``train(resume_from_checkpoint=...)`` resumes exactly. Checkpoints hold
     the current weights and, after the reset, also the average, in ``average/`` for ``from_pretrained``. The average
-    becomes the weights when training ends. One callback may be used for several tasks in turn, each with a new
+    becomes the weights when training ends. One callback may serve several tasks, one after another, each with a new
     ``Trainer``. Prefer a constant learning rate: if it decays to 0, the averaged weights hardly differ.
 
     Leave the callback out in the first task of a model that starts from random weights: there are no weights to
@@ -73,17 +73,18 @@ class WSCCallback(TrainerCallback):
             memory; ``moment_score()`` works with any optimiser.
         average: when the weights are averaged, in optimiser steps.
         evaluate_average: after the reset, evaluate the average during training.
-        periods: the tasks of a training of several, in order; steps outside them are not consolidated. At the end of
-            each, before a checkpoint of that step, its average becomes the weights. With AdamW's moments, which go on
-            from task to task, use ``importance=moment_score(source="carried")``. None: the whole training is one task.
+        periods: the tasks, in order, if one training has several; steps outside them are not consolidated. At the end
+            of each, before a checkpoint of that step, its average becomes the weights. To rank by AdamW's moments,
+            which continue from task to task, use ``importance=moment_score(source="carried")``. None: the whole
+            training is one task.
         save_average: save the average beside each checkpoint, in ``average/``.
         options: options of :class:`WeightSpaceConsolidation`, such as ``retain`` and ``reset``; ``named_buffers`` are
             the model's.
 
     Raises:
         ValueError, TypeError: an option is out of range, or the Trainer's settings do not support averaging.
-        RuntimeError: the checkpoint to resume from was saved without this callback, or the state of the consolidation
-            that was found is of another training.
+        RuntimeError: the checkpoint to resume from was saved without this callback, or its state of the consolidation
+            belongs to another training.
     """
 
     def __init__(

@@ -882,7 +882,7 @@ def test_the_first_task_is_consolidated_nowhere_by_default_and_the_pages_say_so(
     for page, says in {
         "any_loop": "All but the first: before it the weights are random",
         "pycil": "The consolidation begins with the second task.",
-        "huggingface": "The first task is trained without it.",
+        "huggingface": "The first task is trained without the callback.",
         "language_models": "The first task is Replay's unless `wsc.first_task` is set.",
         "wsc": "In each task after the first:",
     }.items():

@@ -67,7 +67,7 @@ def test_a_warmup_ended_before_min_warmup_has_no_reset_and_says_so(least, resets
     kept = all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
     assert wsc.resets == resets and kept == (not resets)
     assert [str(w.message).split(":")[0] for w in said] == ["WSC averages but does not reset"] * (not resets)
-    assert all("give the reset another one, as in reset=Blend(min_warmup=0)" in str(w.message) for w in said)
+    assert all("to reset nevertheless, pass a reset such as Blend(min_warmup=0)" in str(w.message) for w in said)
     assert wsc.state_dict()["previous"] == {} and wsc.state_dict()["tracker"] is None, "nothing is kept in vain"
 
 
