@@ -112,7 +112,7 @@ class Augmentation(Whole):
     """batched augmentation: PIL transforms, image by image, in workers that restart each epoch"""
 
     def after(self, learner, split, args):
-        transform = throughput.pil_transform(learner.train_source.info, split)
+        transform = throughput.pil_transform(learner.batches.source.info, split)
 
         def batches(samples, *_):
             files = throughput.PilImages(split, samples.indices, learner.manager.train_targets, transform)

@@ -324,7 +324,7 @@ class Bare(Variant):
 
     def batch(self, phase):
         learner, batch_size = self.learner, self.learner.config.batch_size
-        side = learner.train_source.info.image_size
+        side = learner.batches.source.info.image_size
         images = torch.randn((batch_size, 3, side, side), device=learner.device).contiguous(
             memory_format=torch.channels_last
         )
@@ -372,7 +372,7 @@ class Plain(Variant):
 
     def __init__(self, learner, task, split, workers):
         super().__init__(learner.to(memory_format=torch.contiguous_format), task)
-        self.transform, self.split, self.workers = pil_transform(learner.train_source.info, split), split, workers
+        self.transform, self.split, self.workers = pil_transform(learner.batches.source.info, split), split, workers
 
     def train(self, number, phase):
         learner, total, correct = self.learner, 0, 0

@@ -78,7 +78,7 @@ class Model:
         data, learner = data_manager.dataset, self.learner
         if learner.manager is None:
             learner.manager = data_manager.manager
-            learner.train_source, self.test_source = (
+            learner.batches.source, self.test_source = (
                 open_source(data.info, split, self.device, learner.config.num_workers)
                 for split in (data.train, data.test)
             )

@@ -99,7 +99,7 @@ def save_weights(
     state = {
         **without_pretrained(learner.state_dict(), pretrained),
         "config": config.to_dict(),
-        "info": dataclasses.asdict(learner.train_source.info),  # class names, image size, mean, std, crop
+        "info": dataclasses.asdict(learner.batches.source.info),  # class names, image size, mean, std, crop
         "class_order": manager.class_order,
         "boundaries": manager.boundaries,
         "task": len(manager.tasks) - 1 if task is None else task,
@@ -111,7 +111,7 @@ def save_weights(
 
 def arithmetic(learner: BaseLearner) -> dict[str, str]:
     """What decides how a run computes, as the configuration and the device leave it open: a part of its state."""
-    return {"precision": learner.precision.name, "source": type(learner.train_source).__name__}
+    return {"precision": learner.precision.name, "source": type(learner.batches.source).__name__}
 
 
 def keep_arithmetic(learner: BaseLearner, state: State) -> None:

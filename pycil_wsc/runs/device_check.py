@@ -80,13 +80,13 @@ def _place(error):
 def _augment(learner):
     """Load two images of the run, from wherever they are, and augment them."""
     two = learner.manager.tasks[0].train_indices[:2]
-    for _ in learner.train_source.batches(two, learner.manager.train_targets, 2, train=True):
+    for _ in learner.batches.source.batches(two, learner.manager.train_targets, 2, train=True):
         pass
 
 
 def _learn(learner, device, analyses):
-    manager, info = _small_tasks(learner.manager), learner.train_source.info
-    if not isinstance(learner.train_source, ArraySource):
+    manager, info = _small_tasks(learner.manager), learner.batches.source.info
+    if not isinstance(learner.batches.source, ArraySource):
         info = replace(info, crop="pad")  # crops of image files are not made on the device
     side = info.stored_size or info.image_size
     pixels = np.random.default_rng(0).integers(0, 256, (len(manager.train_targets), side, side, 3), np.uint8)

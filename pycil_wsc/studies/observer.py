@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.batches.order import WHOLE, Share
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
@@ -35,7 +34,6 @@ class Observed(Protocol):
     """What analyses use of a learner (:class:`pycil_wsc.training.learner.BaseLearner`)."""
 
     manager: TaskSequence
-    train_source: Source
     memory: ExemplarMemory
     processes: Processes
     device: torch.device
@@ -75,10 +73,7 @@ class Observer:
 
     def batches(self, indices: np.ndarray, share: Share = WHOLE) -> Iterable[tuple[Tensor, Tensor]]:
         """Batches of these training samples: float32 (B, 3, H, W) with the test transform, and int64 (B,) targets."""
-        learner = self.learner
-        return learner.train_source.batches(
-            indices, learner.manager.train_targets, learner.config.batch_size, share=share
-        )
+        return self.learner.batches.plain(indices, share=share)
 
     def shared_batches(self, indices: np.ndarray) -> Iterable[tuple[Tensor, Tensor]]:
         """This process's share of :meth:`batches`, which may be empty. ``learner.processes.sum`` adds up results."""

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from pycil_wsc.data.batches.loader import BatchSource, Source
-from pycil_wsc.data.batches.order import batch_slices, epoch_order, mixed_order, new_in_batches, num_batches, repeated
+from pycil_wsc.data.batches.order import (
+    WHOLE,
+    Share,
+    batch_slices,
+    epoch_order,
+    mixed_order,
+    new_in_batches,
+    num_batches,
+    repeated,
+)
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
@@ -142,7 +151,6 @@ class Trained(Protocol):
     """What the batches need of a learner."""
 
     manager: TaskSequence
-    train_source: Source
     processes: Processes
     device: torch.device
     memory: ExemplarMemory
@@ -166,10 +174,13 @@ class Batches:
 
     All random numbers are derived from an address: the task's index, and what tells its epochs apart, such as
     ``(phase, epoch)``. The same address gives the same batches.
+
+    ``source``: the training images, from which the batches are loaded.
     """
 
-    def __init__(self, learner: Trained) -> None:
+    def __init__(self, learner: Trained, source: Source) -> None:
         self.learner = learner
+        self.source = source
         self.held_out: np.ndarray | None = None  # exemplars that the present task does not train on: int64 (n,)
 
     def indices(self, task: Task) -> np.ndarray:
@@ -227,6 +238,23 @@ class Batches:
                 entering=entering,
                 plain=next(plain),
             )
+
+    def plain(
+        self, indices: np.ndarray, batch_size: int | None = None, share: Share = WHOLE
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training images as in a test, in the order of ``indices`` (n,), and their classes.
+
+        Args:
+            indices: the samples.
+            batch_size: None: the configured one.
+            share: which batches this process gets, such as ``self.processes.share_of_batches``; by default all.
+
+        Yields:
+            float32 (B, 3, H, W) and int64 (B,).
+        """
+        learner = self.learner
+        size = learner.config.batch_size if batch_size is None else batch_size
+        return self.source.batches(indices, learner.manager.train_targets, size, share=share)
 
     def from_slots(self, slots: np.ndarray, task: int, *address: str | int, augmented: bool = True) -> Batch:
         """One batch of the exemplars in ``slots`` (n,) of a memory that steps fill, as it is now: this process's part.
@@ -385,7 +413,7 @@ class Batches:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and targets of exemplars, in these batches."""
         learner = self.learner
-        return learner.train_source.batches(
+        return self.source.batches(
             exemplars,
             learner.manager.train_targets,
             len(exemplars),
@@ -402,7 +430,7 @@ class Batches:
         learner = self.learner
         share = learner.processes.share_of_each_batch
         targets = learner.manager.train_targets
-        for images, _ in learner.train_source.batches(order, targets, len(order), share=share, slices=parts):
+        for images, _ in self.source.batches(order, targets, len(order), share=share, slices=parts):
             yield images
 
     def _pass(
@@ -418,7 +446,7 @@ class Batches:
         learner = self.learner
         if samples.source is None:
             augmentation = samples.augmentation or learner.config.augmentation
-            batches = functools.partial(learner.train_source.batches, augmentation=augmentation)
+            batches = functools.partial(self.source.batches, augmentation=augmentation)
         else:
             batches = samples.source.batches
         if slices is not None:

@@ -96,7 +96,7 @@ def replay_operations(learner: Trainable, task: Task, exemplars: float) -> float
         network.grow(task.num_seen)
     freeze(network)
     network.to(learner.device).train()
-    side = learner.train_source.info.image_size
+    side = learner.batches.source.info.image_size
     cost = StepCost()
     with cost.measured(2), learner.precision.autocast():
         network(torch.zeros(2, 3, side, side, device=learner.device)).float().sum().backward()

@@ -71,7 +71,7 @@ class BaseLearner(nn.Module):
 
     Hooks may use these objects:
 
-    * ``batches``: shuffled and augmented training batches (:class:`.batches.Batches`)
+    * ``batches``: training batches, shuffled and augmented, or plain (:class:`.batches.Batches`)
     * ``outputs``: features and logits of many images (:class:`.outputs.Outputs`)
     * ``over``: means, sums and norms over a batch that processes share, and its images' weights (:class:`.over.Over`)
     * ``precision``: the contexts in which the network computes (:class:`.precision.Precision`)
@@ -129,11 +129,10 @@ class BaseLearner(nn.Module):
         super().__init__()
         self.config = config
         self.manager = manager
-        self.train_source = train_source
         self.device = device
         self.processes = processes
         self.plan = self.Plan(config)
-        self.batches = Batches(self)
+        self.batches = Batches(self, train_source)
         self.precision = Precision(config.precision, device, self._undefined_in_bf16)
         self.outputs = Outputs(self)
         self.over = Over(processes)
@@ -344,12 +343,13 @@ class BaseLearner(nn.Module):
 
     def new_backbone(self, pretrained: bool | str | None = None) -> Backbone:
         """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
-        side = self.train_source.info.image_size if self.train_source else None  # PyCIL's scripts build before loading
+        source = self.batches.source
+        side = source.info.image_size if source else None  # PyCIL's scripts build before loading
         return configured_backbone(self.config, side, self.config.pretrained if pretrained is None else pretrained)
 
     def _undefined_in_bf16(self) -> bool:
         """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
-        name, side = self.config.convnet_type, self.train_source.info.image_size
+        name, side = self.config.convnet_type, self.batches.source.info.image_size
         with seeding.seeded(self.config.seed, "probe"):  # does not advance the generator of the weights
             needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
         if needed:

@@ -26,7 +26,6 @@ class Extracting(Protocol):
     """What the outputs need of a learner."""
 
     manager: TaskSequence
-    train_source: Source
     processes: Processes
     device: torch.device
     batches: Batches
@@ -84,7 +83,7 @@ class Outputs:
         return self.gathered(parts, len(indices))
 
     def _of_training(self, indices: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.in_batches(self.learner.train_source, indices, self.learner.manager.train_targets)
+        return self.in_batches(self.learner.batches.source, indices, self.learner.manager.train_targets)
 
     @torch.inference_mode()
     def in_batches(self, source: Source, indices: np.ndarray, targets: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.networks.nets import Backbone
@@ -25,7 +24,6 @@ class Trainable(Protocol):
 
     config: LearnerConfig
     manager: TaskSequence
-    train_source: Source
     memory: ExemplarMemory
     processes: Processes
     device: torch.device

@@ -104,4 +104,4 @@ def batches_of(learner, task, *address):
     if address:
         samples = Sampling(indices=task.train_indices, mixed=False)
         return [(batch.images, batch.targets) for batch in learner.batches.of(samples, *address)]
-    return list(learner.train_source.batches(task.train_indices, learner.manager.train_targets, 64))
+    return list(learner.batches.source.batches(task.train_indices, learner.manager.train_targets, 64))

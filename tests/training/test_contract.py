@@ -507,7 +507,7 @@ class KeepsItsIndex(Replay):
 
     def after_memory(self, task):
         new = self.stored.missing("mean", self.memory.indices)
-        parts = [x.mean((1, 2, 3)) for x, _ in self.train_source.batches(new, self.manager.train_targets, 64)]
+        parts = [x.mean((1, 2, 3)) for x, _ in self.batches.plain(new)]
         self.stored.put("mean", new, torch.cat(parts)[:, None])
 
     def loss(self, batch):

@@ -189,7 +189,7 @@ def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings
     keys = {"wsc.trigger": "held_out", "wsc.held_out": 0.5, "wsc.importance": name, "max_tasks": 2}
     learner = run_of(settings, **keys).learner
     held, used = [], []
-    begin, batches = learner._consolidate, learner.train_source.batches
+    begin, batches = learner._consolidate, learner.batches.source.batches
 
     def consolidate(task, phase):
         begin(task, phase)
@@ -201,7 +201,7 @@ def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings
 
     monkeypatch.setattr(learner, "_consolidate", consolidate)
     for task in learner.manager.tasks:
-        monkeypatch.setattr(learner.train_source, "batches", watched if task.index else batches)
+        monkeypatch.setattr(learner.batches.source, "batches", watched if task.index else batches)
         learner.learn(task, SILENT)
     (held,) = held
     assert len(held) == 4, "of 2 classes with 4 exemplars each"

@@ -211,7 +211,7 @@ def _rebuilt(config: Config, present: SavedLearner, images: Split | None = None)
         with torch.no_grad():
             yield learner
     finally:
-        learner.train_source.close()
+        learner.batches.source.close()
 
 
 def _with_state(present: SavedLearner, learner: State) -> SavedLearner:

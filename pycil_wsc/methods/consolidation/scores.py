@@ -120,9 +120,7 @@ class UnaugmentedBatches:
 
     def _batches(self, share, number=None):
         """Batches of all samples, or of the first ``number``."""
-        learner = self.learner
-        targets, size = learner.manager.train_targets, learner.config.batch_size
-        return learner.train_source.batches(self.indices[:number], targets, size, share=share)
+        return self.learner.batches.plain(self.indices[:number], share=share)
 
 
 class Timed:

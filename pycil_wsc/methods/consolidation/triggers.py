@@ -68,9 +68,7 @@ def mean_loss(learner: BaseLearner, indices: np.ndarray) -> float:
     learner.eval()
     total = torch.zeros((), device=learner.device)
     share = learner.processes.share_of_batches
-    for images, targets in learner.train_source.batches(
-        indices, learner.manager.train_targets, learner.config.batch_size, share=share
-    ):
+    for images, targets in learner.batches.plain(indices, share=share):
         with learner.precision.autocast():
             logits = learner.predict(images)
         total += cross_entropy(logits.float(), targets, reduction="sum")

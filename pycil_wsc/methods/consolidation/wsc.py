@@ -175,7 +175,7 @@ class Consolidated(Scoring):
         before = [self.replacement.replaced] if self.replacement else []  # other values at each replacement
         seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets, *before)
         config = replace(self.config, seed=seed, pretrained=False)
-        other = type(self)(config, self.manager, self.train_source, self.device, SINGLE_PROCESS)
+        other = type(self)(config, self.manager, self.batches.source, self.device, SINGLE_PROCESS)
         for earlier in self.manager.tasks[: task.index + 1]:
             grow_for(other, earlier)
         return dict(other.network.named_parameters())

@@ -76,7 +76,7 @@ class RMM(BaseLearner):
 
     def _summed_loss(self, indices):
         """The cross-entropy of one batch of samples, summed."""
-        ((images, labels),) = self.train_source.batches(indices, self.manager.train_targets, len(indices))
+        ((images, labels),) = self.batches.plain(indices, len(indices))
         with self.precision.autocast():
             logits = self.network(images).float()
         return cross_entropy(logits, labels, reduction="sum")

@@ -61,7 +61,8 @@ class TagFex(BaseLearner):
 
     def build(self) -> nn.Module:
         options = self.config.options
-        side = self.train_source.info.image_size if self.train_source else 32
+        source = self.batches.source
+        side = source.info.image_size if source else 32
         sizes = options.proj_hidden_dim, options.proj_output_dim, options.attn_num_heads
         return TaskAgnosticNet(self.new_backbone(), self.new_backbone(), side, *sizes)
 

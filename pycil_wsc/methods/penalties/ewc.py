@@ -61,8 +61,6 @@ class EWC(PenalisingLearner):
     @torch.enable_grad()
     def _of_samples(self, task):
         self.eval()
-        targets = self.manager.train_targets
-        size = self.config.batch_size
-        batches = self.train_source.batches(task.train_indices, targets, size)
+        batches = self.batches.plain(task.train_indices)
         with refusing_backbone("fisher", "samples", self.config.convnet_type):
             return dict(fisher_diagonal(self.network, self.trained(), batches))

@@ -31,10 +31,8 @@ class MAS(PenalisingLearner):
         parameters = self.trained()
         importance = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         self.eval()
-        targets = self.manager.train_targets
-        size = self.config.batch_size
         share = self.processes.share_of_batches
-        for images, _ in self.train_source.batches(task.train_indices, targets, size, share=share):
+        for images, _ in self.batches.plain(task.train_indices, share=share):
             with self.precision.autocast():
                 logits = self.network(images)
             norms = logits.float().square().sum()

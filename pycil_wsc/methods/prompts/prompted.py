@@ -78,13 +78,12 @@ class PromptedLearner(BaseLearner):
     def queries_of(self, indices: np.ndarray) -> Tensor:
         """The queries of training images, in the rows of their numbers: (N, d), 0 elsewhere."""
         self.eval()
-        targets = self.manager.train_targets
         parts = []
-        for images, _ in self.train_source.batches(indices, targets, self.config.batch_size):
+        for images, _ in self.batches.plain(indices):
             with self.precision.autocast():
                 parts.append(self.network.queries(images).float())
         queries = torch.cat(parts)
-        table = queries.new_zeros(len(targets), queries.shape[1])
+        table = queries.new_zeros(len(self.manager.train_targets), queries.shape[1])
         table[torch.from_numpy(indices).to(self.device)] = queries
         return table
 
@@ -101,6 +100,6 @@ class PromptedLearner(BaseLearner):
 
 def augments(learner: BaseLearner) -> bool:
     """Whether a training image differs from pass to pass."""
-    info = learner.train_source.info
+    info = learner.batches.source.info
     moved = info.crop != "pad" or info.padding or info.flip or info.brightness
     return bool(moved) or learner.config.augmentation != "pycil"

@@ -73,7 +73,7 @@ class IL2A(PrototypeLearner):
         for phase in super().phases(task):
             options, augmentation = self.config.options, self.config.augmentation
             mixing = options.mixtures, options.mixture_alpha, options.mixture_low
-            source = MixingSource(self.train_source, task.num_old, task.num_seen, *mixing, augmentation)
+            source = MixingSource(self.batches.source, task.num_old, task.num_seen, *mixing, augmentation)
             yield replace(phase, source=source)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

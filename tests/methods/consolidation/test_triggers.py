@@ -256,9 +256,7 @@ def test_held_out_exemplars_are_watched_and_never_trained_on(settings, monkeypat
             return
         targets = torch.from_numpy(self.manager.train_targets[held]).long()
         with torch.no_grad(), restored_modes(self):
-            images = torch.cat(
-                [images for images, _ in self.train_source.batches(held, self.manager.train_targets, 1000)]
-            )
+            images = torch.cat([images for images, _ in self.batches.plain(held, 1000)])
             expected = cross_entropy(self.eval().predict(images).float(), targets).item()
         watched.append((task.index, held, dict(self.memory.classes), expected))
 

@@ -45,7 +45,7 @@ def test_class_means_are_those_of_exemplars_and_their_mirror_images(digits, tmp_
     means = learner.class_means(4)
     network = learner.network.eval()
     for label, indices in images.items():
-        shown, _ = next(learner.train_source.batches(indices, learner.manager.train_targets, len(indices)))
+        shown, _ = next(learner.batches.source.batches(indices, learner.manager.train_targets, len(indices)))
         parts = []
         for view in (shown, shown.flip(3)):
             features = network.extract(view).detach().double().numpy()

@@ -70,7 +70,7 @@ def test_new_classes_above_the_median_loss_get_fewer_exemplars(digits, tmp_path,
     assert all(torch.equal(now, then) for now, then in zip(learner.buffers(), before))
     for label in range(7, 10):
         indices = tasks[2].train_indices[targets[tasks[2].train_indices] == label]
-        logits = [learner.predict(x) for x, _ in learner.train_source.batches(indices, targets, 7)]
+        logits = [learner.predict(x) for x, _ in learner.batches.source.batches(indices, targets, 7)]
         losses.append(-torch.cat(logits).log_softmax(1)[:, label].mean().item())
     size = twin.sizes([0.8, 0.0, 0.3], [4, 7, 10], 200, 3, LARGEST)[2]
     assert found == twin.exemplars(size, 7, losses, 0.3, LARGEST) and len(set(found)) == 3
@@ -88,7 +88,7 @@ def test_after_the_first_task_batch_norm_sees_one_class_after_the_other_unless_t
     targets, expected = learner.manager.train_targets, copy.deepcopy(learner.network).train()
     for label in range(4 if moved else 0):
         indices = tasks[0].train_indices[targets[tasks[0].train_indices] == label]
-        for images, _ in learner.train_source.batches(indices, targets, learner.config.batch_size):
+        for images, _ in learner.batches.source.batches(indices, targets, learner.config.batch_size):
             expected(images)
     learner.measured_quotas(tasks[0])
     for now, then in zip(learner.network.buffers(), expected.buffers(), strict=True):

@@ -80,7 +80,7 @@ def test_a_class_is_its_mean_of_both_features(learner):
     learner.eval()
     for label in (0, 5):
         indices = torch.from_numpy(learner.manager.train_targets).eq(label).nonzero().flatten().numpy()
-        images = torch.cat([i for i, _ in learner.train_source.batches(indices, learner.manager.train_targets, 8)])
+        images = torch.cat([i for i, _ in learner.batches.source.batches(indices, learner.manager.train_targets, 8)])
         with torch.no_grad():
             each = torch.stack([torch.cat(features_of(learner, image)) for image in images])
         torch.testing.assert_close(learner.network.head.weight[label], each.mean(0), rtol=1e-4, atol=1e-5)

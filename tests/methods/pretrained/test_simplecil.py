@@ -35,7 +35,7 @@ def learned(request, tmp_path_factory):
 def images_of(run, label):
     """The training images of a class, as the test transform gives them."""
     indices = np.flatnonzero(run.manager.train_targets == label)
-    batches = run.learner.train_source.batches(indices, run.manager.train_targets, len(indices))
+    batches = run.learner.batches.source.batches(indices, run.manager.train_targets, len(indices))
     return next(iter(batches))[0]
 
 

@@ -24,7 +24,7 @@ def test_derpp_stores_the_logits_of_each_exemplar_once(digits, tmp_path):
     """Those of the network at the end of the task that brought it: old ones are not replaced."""
     learner, tasks = after("derpp", 1, digits, tmp_path)
     kept = torch.from_numpy(learner.memory.indices)
-    (batch,) = learner.train_source.batches(kept.numpy(), learner.manager.train_targets, 1000)
+    (batch,) = learner.batches.source.batches(kept.numpy(), learner.manager.train_targets, 1000)
     with torch.no_grad():
         expected = learner.eval().network(batch[0])
     torch.testing.assert_close(learner.stored.of("logits", kept), expected)

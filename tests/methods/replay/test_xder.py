@@ -151,7 +151,7 @@ def test_views_are_made_of_images_as_they_are_stored(folder):
 
     def compared(batch):
         for each in (*batch.replay[2:], batch) if batch.views else ():
-            (images, _), *_ = learner.train_source.batches(each.indices.numpy(), targets, len(each))
+            (images, _), *_ = learner.batches.source.batches(each.indices.numpy(), targets, len(each))
             assert torch.allclose(torch.stack(each.views), images.expand(2, *images.shape), atol=1e-4)
             pictured.append(each is batch)
         return batch

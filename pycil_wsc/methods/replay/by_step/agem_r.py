@@ -37,7 +37,7 @@ class AGEMR(AGEM):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.pixels = Pixels(self.train_source.info, self.device)
+        self.pixels = Pixels(self.batches.source.info, self.device)
 
     def reference(self, drawn: Batch) -> Batch:
         return drawn if self.config.options.transformed else replace(drawn, images=self.pixels(drawn.images))

@@ -64,7 +64,7 @@ class GSS(ER):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.pixels = Pixels(self.train_source.info, self.device)
+        self.pixels = Pixels(self.batches.source.info, self.device)
         self.scores = np.zeros(0, np.float32)  # of each filled slot
         self.steps = 0  # in all tasks
         self.drawn = 0  # exemplars replayed in the epoch, in all processes
@@ -141,7 +141,7 @@ class GSS(ER):
 
     def _loaded(self, samples: np.ndarray) -> tuple[Tensor, Tensor]:
         """The images as they are stored, (n, 3, H, W) on the 0..1 scale, and their classes, in every process."""
-        images, labels = next(self.train_source.batches(samples, self.manager.train_targets, len(samples)))
+        images, labels = next(self.batches.plain(samples, len(samples)))
         return self.pixels(images), labels
 
     def _of_each(self, images: Tensor, labels: Tensor) -> list[Tensor]:

@@ -127,7 +127,7 @@ class HAL(ER):
         after = self._trained_on_memory(task, before)
         if options.hindsight == "mammoth":
             before = after
-        side = self.train_source.info.image_size
+        side = self.batches.source.info.image_size
         labels = np.unique(self.manager.train_targets[task.train_indices])
         with seeding.seeded(self.config.seed, "anchors", task.index):
             starts = torch.rand(len(labels), 3, side, side)
@@ -152,7 +152,7 @@ class HAL(ER):
         rng = np.random.default_rng(seed_of(config, "slots", *address))
         slots = rng.permutation(len(self.memory))[: config.batch_size]
         images, targets = next(
-            self.train_source.batches(
+            self.batches.source.batches(
                 self.memory.slots[slots],
                 self.manager.train_targets,
                 len(slots),

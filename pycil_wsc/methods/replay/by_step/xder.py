@@ -104,7 +104,7 @@ class XDER(BaseLearner):
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
-        self.pixels = Pixels(self.train_source.info, self.device)
+        self.pixels = Pixels(self.batches.source.info, self.device)
         (self.replay_size,) = draw_sizes((Draw(),), self.config)
         self.task: Task | None = None
         self.first = 0  # the first class of the present head
