@@ -9,11 +9,12 @@ the update (its median), one in which RanPAC chooses its ridge again, and a save
 **In a row**: the same of NCM and SLDA on a small network, over many updates that are each saved; and the memory of the
 process, which is a new one for each method.
 
-**Files**: in a new process for each number, the peak of its memory after listing a folder of as many pictures of
-16 x 16 pixels, after learning them (NCM), and after ``check``.
+**Files**: in a new process for each number of JPEGs of 32 x 32 pixels in a folder, the peaks of its memory while they
+are listed, checked and learned (NCM), and while the learner is saved; and its bytes.
 """
 
 import argparse
+import io
 import json
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+from PIL import Image
 from record import origin, write
 
 from pycil_wsc import Learner
@@ -37,6 +39,7 @@ SMALL = {"convnet_type": "resnet8", "image_size": 16}
 METHODS = {"ncm": {}, "slda": {}, "ranpac": {"projection": 2000}}
 IN_A_ROW = ("ncm", "slda")
 FOLDERS = 100  # classes of the files
+CONTENTS = 300  # pictures of the files
 
 
 def main():
@@ -146,23 +149,39 @@ def with_so_many_files(number: int) -> dict:
         rng = np.random.default_rng(1)
         for name in range(FOLDERS):
             Path(folder, f"class{name}").mkdir()
+        contents = [jpeg(rng.integers(0, 256, (32, 32, 3), np.uint8)) for _ in range(CONTENTS)]
         for file in range(number):
-            pixels = rng.integers(0, 256, 16 * 16 * 3, np.uint8).tobytes()
-            Path(folder, f"class{file % FOLDERS}", f"{file}.ppm").write_bytes(b"P6 16 16 255\n" + pixels)
+            content = contents[file % CONTENTS]
+            comment = b"\xff\xfe\x00\x0a" + file.to_bytes(8, "big")  # so that no two files are the same
+            path = Path(folder, f"class{file % FOLDERS}", f"{file:07}.jpg")
+            path.write_bytes(content[:2] + comment + content[2:])
         return in_new_process("--of-folder", folder)
 
 
+def jpeg(pixels: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "JPEG")
+    return content.getvalue()
+
+
 def of_files(folder: Path) -> dict:
-    """Peaks of the memory, in MB, after each part."""
+    """Peaks of the memory in each part, in MB, and the seconds that it takes."""
     source = f"folder:{folder}"
-    measured = {"before_mb": memory()}
-    listed = read_source(source, ".")
-    measured |= {"images": len(listed.train), "listed_mb": memory()}
     learner = Learner("ncm", **KEYS, **SMALL)
-    learner.learn(source)
-    measured["learned_mb"] = memory()
-    learner.check(source)
-    return measured | {"checked_mb": memory()}
+    image = np.zeros((2, 16, 16, 3), np.uint8), np.arange(2)
+    Learner("ncm", **KEYS, **SMALL).learn(image)  # so that all is imported
+    measured = {"before_mb": memory()}
+    with tempfile.TemporaryDirectory() as shelf:
+        parts = {
+            "listed": lambda: read_source(source, "."),
+            "checked": lambda: learner.check(source),
+            "learned": lambda: learner.learn(source),
+            "saved": lambda: learner.save(shelf),
+        }
+        for name, part in parts.items():
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is what it has now
+            measured |= {f"{name}_seconds": seconds_of(part)[0], f"{name}_mb": memory()}
+        return measured | {"bytes": Path(shelf, "learner.safetensors").stat().st_size}
 
 
 def memory(what: str = "VmHWM") -> float:

@@ -1,6 +1,8 @@
 """The five steps of an update, called one by one, and the snapshot that predicts meanwhile."""
 
 import dataclasses
+import hashlib
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -9,10 +11,12 @@ import torch
 from support.small_learners import QUICK, arrays, assert_same, learned, months
 
 from pycil_wsc import Accept
-from pycil_wsc.classifier.store.hashes import sha256_of
+from pycil_wsc.classifier.store.hashes import Hashes, as_digests, sha256_of
 from pycil_wsc.classifier.update.folders import folders_of
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.update import Before, judge, prepare, publish, record, train
+from pycil_wsc.data.images.paths import compact
+from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import peek_state
 from pycil_wsc.training.learner import BaseLearner, grow_for
@@ -85,6 +89,20 @@ def test_what_cannot_be_prepared_is_refused_before_a_folder_is_made(january, mon
     with pytest.raises(UserError, match="images of side 9, earlier tasks had 8"):
         prepare(again, wide)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_hashes_of_very_many_files_are_those_of_each(tmp_path):
+    names = [str(tmp_path / f"{number}.bin") for number in range(20)]
+    for number, name in enumerate(names):
+        Path(name).write_bytes(bytes([number]))
+    known = {names[3]: "ab" * 32, "/gone": "cd" * 32}
+    hashes = Hashes(Split(compact(names), np.zeros(20, np.int64)), known)
+    expected = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in names} | known
+    assert all(hashes[name] == sha256 for name, sha256 in expected.items())
+    assert hashes.get("/unknown") is None and "/unknown" not in hashes and names[0] in hashes
+    assert hashes.digests.tolist() == as_digests([expected[name] for name in names]).tolist()
+    none = Hashes(Split(np.zeros((3, 1, 1, 3), np.uint8), np.zeros(3, np.int64)), known)
+    assert none["/gone"] == "cd" * 32 and none.get(names[0]) is None
 
 
 # ---- the snapshot ----------------------------------------------------------------------------------------------------

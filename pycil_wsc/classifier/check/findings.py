@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import learns_once
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status, is_turned
+from pycil_wsc.data.images.paths import names_in
 from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
@@ -118,28 +120,28 @@ def findings_in(
     """Look at the images of a task before it is learned; see :meth:`pycil_wsc.Learner.check`."""
     split = part.train
     learned_before = _learned_before(part, present)  # first, as it refuses what cannot be learned
-    hashes, alike, unreadable = _hashes(split)
+    looked = _looked_at(split)
+    readable = looked.readable
     known = _known(present)
     if present and learns_once(config.model_name):
-        known = _learned(part, hashes, present.bookkeeping.learned) | known
-    keys: list[Key] = list(range(len(split))) if split.in_memory else split.images.tolist()
-    duplicates = _duplicates(keys, hashes, known)
-    readable = np.array([digest is not None for digest in hashes])
-    relabelled = _relabelled(part, hashes, present, keys)
+        known = _learned(part, looked, present.bookkeeping.learned) | known
+    keys = _keys(split)
+    duplicates = _duplicates(keys, looked, known)
+    relabelled = _relabelled(part, looked, present, keys)
     if relabelled:
         changed, here = {image for image, _ in relabelled}, set(keys)
         duplicates = [(image, other) for image, other in duplicates if image not in changed or other in here]
     counts = np.bincount(split.targets[readable], minlength=len(part.info.classes)).tolist()
     classes = dict(zip(part.info.classes, counts, strict=True))
     twice = {image for image, _ in (*duplicates, *relabelled)}
-    once = readable & np.array([key not in twice for key in keys])
+    once = readable & np.fromiter((key not in twice for key in keys), bool, len(split))
     same = {image for image, _ in duplicates}
-    near = [pair for pair in _near_duplicates(keys, alike, present) if pair[0] not in same]
+    near = [pair for pair in _near_duplicates(keys, looked, present) if pair[0] not in same]
     shift, untested, expected = _shift(part, once, present, answers, level, config.seed)
     return Findings(
         len(split),
         classes,
-        unreadable,
+        looked.unreadable,
         duplicates,
         relabelled,
         {name: count for name, count in classes.items() if count < fewest},
@@ -149,73 +151,105 @@ def findings_in(
         part.left_out,
         expected,
         near,
-        _in_test(part.test, keys, hashes, alike),
+        _in_test(part.test, keys, looked),
         _similar_names(part.info.classes, present.held.info.classes if present else ()),
         _doubtful(part, keys, once, answers, config.seed),
-        0 if split.in_memory else sum(map(is_turned, split.images[readable].tolist())),
+        0 if split.in_memory else sum(map(is_turned, names_in(split.images[readable]))),
     )
 
 
-Alike = list[np.uint64 | None]  # the perceptual hash of each image, None of one that has none
+class Looked(NamedTuple):
+    """What was seen of N images: little of each, as there may be millions.
+
+    ``hashes``: the SHA-256, uint8 (N, 32). ``readable``: bool (N,); the others have no hash. ``alike``: the perceptual
+    hash, uint64 (N,), of those that ``have_one``, bool (N,). ``unreadable``: (file, why it cannot be read).
+    """
+
+    hashes: np.ndarray
+    readable: np.ndarray
+    alike: np.ndarray
+    have_one: np.ndarray
+    unreadable: list[tuple[str, str]]
+
+    def digests(self, rows: np.ndarray) -> np.ndarray:
+        """The first 8 bytes of some hashes: int64 (n,)."""
+        return as_digests(self.hashes[row].tobytes().hex() for row in rows.tolist())
+
+    def found_in(self, known: Mapping[bytes, Key]) -> Iterator[tuple[int, Key]]:
+        """The rows of images whose hash is ``known``, and as what."""
+        among = np.flatnonzero(self.readable & np.isin(_as_items(self.hashes), _items(known)))
+        for row in among.tolist():
+            yield row, known[self.hashes[row].tobytes()]
 
 
-def _hashes(split: Split) -> tuple[list[str | None], Alike, list[tuple[str, str]]]:
-    """The hash of each image, None if it cannot be read, its perceptual hash, and why some cannot be read."""
-    if split.in_memory:
-        of_arrays = [perceptual_hash(Image.fromarray(image)) for image in split.images]
-        return [pixel_hash(image) for image in split.images], of_arrays, []
-    hashes: list[str | None] = []
-    alike: Alike = []
+def _items(hashes: Iterable[bytes]) -> np.ndarray:
+    return _as_items(np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32))
+
+
+def _as_items(hashes: np.ndarray) -> np.ndarray:
+    """Hashes (N, 32) as values to sort: (N,). As all have 32 bytes, zeros at their ends do no harm."""
+    return np.ascontiguousarray(hashes).view("S32").reshape(-1)
+
+
+def _keys(split: Split) -> Sequence[Key]:
+    """What each image is called: its file's name, or its number."""
+    return range(len(split)) if split.in_memory else names_in(split.images)
+
+
+def _looked_at(split: Split) -> Looked:
+    number = len(split)
+    hashes, readable = np.zeros((number, 32), np.uint8), np.ones(number, bool)
+    alike, have_one = np.zeros(number, np.uint64), np.zeros(number, bool)
     unreadable = []
-    for path in split.images.tolist():
+    for row in range(number):
+        image = split.images[row]
         try:
-            picture = perceptual_hash(decode(path))
-            hashes.append(file_hash(path))
-            alike.append(picture)
+            picture = perceptual_hash(Image.fromarray(image) if split.in_memory else decode(str(image)))
+            sha256 = pixel_hash(image) if split.in_memory else file_hash(str(image))
         except UserError as error:
-            hashes.append(None)
-            alike.append(None)
-            unreadable.append((path, str(error)))
-    return hashes, alike, unreadable
+            readable[row] = False
+            unreadable.append((str(image), str(error)))
+            continue
+        hashes[row] = np.frombuffer(bytes.fromhex(sha256), np.uint8)
+        if picture is not None:
+            alike[row] = picture
+            have_one[row] = True
+    return Looked(hashes, readable, alike, have_one, unreadable)
 
 
-def _compact(keys: Sequence[Key], alike: Alike) -> tuple[list[Key], np.ndarray]:
-    """The images that have a perceptual hash, and these: uint64 (n,)."""
-    rows = [row for row, picture in enumerate(alike) if picture is not None]
-    return [keys[row] for row in rows], np.array([alike[row] for row in rows], np.uint64)
-
-
-def _near_duplicates(keys: Sequence[Key], alike: Alike, present: SavedLearner | None) -> list[tuple[Key, Key]]:
+def _near_duplicates(keys: Sequence[Key], looked: Looked, present: SavedLearner | None) -> list[tuple[Key, Key]]:
     """Images that nearly equal an earlier one of these, or one that the learner keeps; not of very many images."""
-    names, hashes = _compact(keys, alike)
-    if len(hashes) > MOST_ALIKE:
+    rows = np.flatnonzero(looked.have_one)
+    if len(rows) > MOST_ALIKE:
         return []
+    names, hashes = [keys[row] for row in rows.tolist()], looked.alike[rows]
     pairs: dict[Key, Key] = {}
     if present is not None:
         classes = present.held.info.classes
         parts = (present.held.train, "an exemplar"), (present.bookkeeping.held_out, "a held-out image")
         for split, what in parts:
-            _, pictures, _ = _hashes(rows_of(split, np.arange(min(len(split), MOST_ALIKE))))
-            labels, others = _compact(split.targets.tolist(), pictures)
-            for place, other in near_pairs(hashes, others):
-                pairs[names[place]] = f"{what} of '{classes[int(labels[other])]}'"
+            kept = _looked_at(rows_of(split, np.arange(min(len(split), MOST_ALIKE))))
+            others = np.flatnonzero(kept.have_one)
+            for place, other in near_pairs(hashes, kept.alike[others]):
+                pairs[names[place]] = f"{what} of '{classes[split.targets[others[other]]]}'"
     pairs |= {names[place]: names[earlier] for place, earlier in repeated(hashes)}
     return list(pairs.items())
 
 
-def _in_test(test: Split, keys: Sequence[Key], hashes: list[str | None], alike: Alike) -> list[tuple[Key, Key]]:
+def _in_test(test: Split, keys: Sequence[Key], looked: Looked) -> list[tuple[Key, Key]]:
     """Images that are also, or nearly, among the test images of their source."""
     if not len(test):
         return []
-    of_test, pictures, _ = _hashes(test)
-    test_keys: list[Key] = list(range(len(test))) if test.in_memory else test.images.tolist()
-    names, near = _compact(keys, alike)
-    others, near_test = _compact(test_keys, pictures)
+    of_test, test_keys = _looked_at(test), _keys(test)
+    near, near_test = np.flatnonzero(looked.have_one), np.flatnonzero(of_test.have_one)
     twins: dict[Key, Key] = {}
     if max(len(near), len(near_test)) <= MOST_ALIKE:
-        twins = {names[place]: others[other] for place, other in near_pairs(near, near_test)}
-    by_hash = {digest: key for digest, key in zip(of_test, test_keys, strict=True) if digest}
-    twins |= {key: by_hash[digest] for key, digest in zip(keys, hashes, strict=True) if digest in by_hash}
+        for place, other in near_pairs(looked.alike[near], of_test.alike[near_test]):
+            twins[keys[int(near[place])]] = test_keys[int(near_test[other])]
+    by_hash: dict[bytes, Key] = {}
+    for row in np.flatnonzero(of_test.readable).tolist():
+        by_hash[of_test.hashes[row].tobytes()] = test_keys[row]
+    twins |= {keys[row]: other for row, other in looked.found_in(by_hash)}
     return list(twins.items())
 
 
@@ -248,7 +282,7 @@ def _doubtful(
     return [(keys[row], names[label], names[other]) for row, label, other in triples]
 
 
-def _known(present: SavedLearner | None) -> dict[str, str]:
+def _known(present: SavedLearner | None) -> dict[bytes, str]:
     """hash -> what it is, of the images that the learner keeps."""
     if present is None:
         return {}
@@ -259,27 +293,29 @@ def _known(present: SavedLearner | None) -> dict[str, str]:
         for image, label in zip(split.images, split.targets):
             digest = pixel_hash(image) if split.in_memory else present.hashes.get(str(image))
             if digest is not None:
-                known[digest] = f"{what} of '{names[label]}'"
+                known[bytes.fromhex(digest)] = f"{what} of '{names[label]}'"
     return known
 
 
-def _learned(part: Dataset, hashes: list[str | None], learned: np.ndarray) -> dict[str, str]:
+def _learned(part: Dataset, looked: Looked, learned: np.ndarray) -> dict[bytes, str]:
     """hash -> what it is, of images that were learned with the same class; ``learned``: as in the bookkeeping."""
-    readable = [(digest, label) for digest, label in zip(hashes, part.train.targets, strict=True) if digest]
-    labels = np.array([label for _, label in readable], np.int64)
-    mixed = with_classes(as_digests([digest for digest, _ in readable]), labels, part.info.classes)
-    pairs = zip(readable, np.isin(mixed, learned), strict=True)
-    return {digest: f"a learned image of '{part.info.classes[label]}'" for (digest, label), again in pairs if again}
+    rows = np.flatnonzero(looked.readable)
+    labels = part.train.targets[rows]
+    mixed = with_classes(looked.digests(rows), labels, part.info.classes)
+    again = np.isin(mixed, learned)
+    pairs = zip(rows[again].tolist(), labels[again].tolist(), strict=True)
+    return {looked.hashes[row].tobytes(): f"a learned image of '{part.info.classes[label]}'" for row, label in pairs}
 
 
 def _relabelled(
-    part: Dataset, hashes: list[str | None], present: SavedLearner | None, keys: list[Key]
+    part: Dataset, looked: Looked, present: SavedLearner | None, keys: Sequence[Key]
 ) -> list[tuple[Key, str]]:
     """The images that were learned with another class, and that class."""
-    rows = np.array([row for row, digest in enumerate(hashes) if digest], np.int64)
-    digests = as_digests([digest for digest in hashes if digest])
-    corrections = corrections_in(digests, part.train.targets[rows], part.info.classes, present)
-    before: Sequence[str] = present.held.info.classes if present else ()
+    if present is None:
+        return []
+    rows = np.flatnonzero(looked.readable)
+    corrections = corrections_in(looked.digests(rows), part.train.targets[rows], part.info.classes, present)
+    before = present.held.info.classes
     now = [part.info.classes[label] for label in part.train.targets.tolist()]
     changed: list[tuple[Key, str]] = []
     for row, was in zip(rows[corrections.rows].tolist(), corrections.former.tolist(), strict=True):
@@ -289,17 +325,17 @@ def _relabelled(
     return changed
 
 
-def _duplicates(keys: list[Key], hashes: list[str | None], known: dict[str, str]) -> list[tuple[Key, Key]]:
-    duplicates = []
-    seen: dict[str, Key] = {**known}
-    for key, digest in zip(keys, hashes, strict=True):
-        if digest is None:
-            continue
-        if digest in seen:
-            duplicates.append((key, seen[digest]))
-        else:
-            seen[digest] = key
-    return duplicates
+def _duplicates(keys: Sequence[Key], looked: Looked, known: Mapping[bytes, str]) -> list[tuple[Key, Key]]:
+    """(image, what it equals): what is ``known``, or the first of these images."""
+    items = _as_items(looked.hashes)
+    others: dict[int, Key] = {}
+    rows = np.flatnonzero(looked.readable)
+    _, first, places = np.unique(items[rows], return_index=True, return_inverse=True)
+    first_like = rows[first][places]
+    for row in np.flatnonzero(first_like != rows).tolist():
+        others[int(rows[row])] = keys[int(first_like[row])]
+    others |= looked.found_in(known)
+    return [(keys[row], others[row]) for row in sorted(others)]
 
 
 def _learned_before(part: Dataset, present: SavedLearner | None) -> int | None:
@@ -309,10 +345,10 @@ def _learned_before(part: Dataset, present: SavedLearner | None) -> int | None:
     """
     train = part.train
     if not train.in_memory:
-        there = [number for number, path in enumerate(train.images.tolist()) if _is_there(path)]
-        if not there:
+        there = np.fromiter(map(_is_there, names_in(train.images)), bool, len(train))
+        if not there.any():
             return None
-        if len(there) < len(train):
+        if not there.all():
             part = replace(part, train=Split(train.images[there], train.targets[there]), fingerprint=None)
     none = Split(part.test.images[:0], part.test.targets[:0])
     stream = extended(present.held if present else None, replace(part, test=none))

@@ -11,6 +11,7 @@ import numpy as np
 from typing_extensions import NotRequired
 
 from pycil_wsc.classifier.predict.features import Features
+from pycil_wsc.data.images.paths import concatenated
 from pycil_wsc.data.types import Split
 
 NO_IMAGES = Split(np.empty(0, str), np.empty(0, np.int64))
@@ -148,7 +149,7 @@ class Bookkeeping:
             return self
         before = self.held_out
         both = [before.images, images] if len(before) else [images]
-        return replace(self, held_out=Split(np.concatenate(both), np.concatenate([before.targets, labels])))
+        return replace(self, held_out=Split(concatenated(both), np.concatenate([before.targets, labels])))
 
 
 def problem_of(bookkeeping: Bookkeeping, classes: int, tasks: int) -> str:

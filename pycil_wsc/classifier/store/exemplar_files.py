@@ -83,7 +83,7 @@ def _is_unfinished_copy(path: Path) -> bool:
 
 def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:
     """Raise a :class:`UserError` that names the first image file that is gone or has another content now."""
-    paths = files_in(splits)
+    paths = list(files_in(splits))
     if missing := [path for path in paths if not os.path.isfile(path)]:
         raise UserError(
             f"{missing[0]}: no longer exists, one of {len(missing)} missing files of exemplars; restore them, or "

@@ -34,6 +34,7 @@ from pycil_wsc.classifier.store.exemplar_files import is_inside, name_of, remove
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.config.dropped import without_dropped
+from pycil_wsc.data.images.paths import compact
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.checkpoint import PARTS
@@ -231,7 +232,7 @@ def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, di
         names = stored["files"]
         paths = [os.path.join(folder, name) for name in names]
         _check(all(b"\0" not in os.fsencode(path) for path in paths), "names of files")
-        images = np.array(paths, dtype=str)
+        images = compact(paths)
         pairs = zip(paths, stored["sha256"], strict=True)
         hashes = {path: digest for path, digest in pairs if digest is not None}
         _check(all(re.fullmatch("[0-9a-f]{64}", digest) for digest in hashes.values()), "hashes")

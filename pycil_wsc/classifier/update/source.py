@@ -10,6 +10,7 @@ import numpy as np
 
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.files import line_of
+from pycil_wsc.data.images.paths import renamed
 from pycil_wsc.data.images.sources import Source, read_source
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.files import absolute
@@ -37,4 +38,4 @@ def _absolute(split: Split) -> Split:
     """Image files by their absolute paths, which hold in whichever folder the process will be."""
     if split.in_memory:
         return split
-    return Split(np.array([os.path.normpath(absolute(path)) for path in split.images.tolist()], str), split.targets)
+    return Split(renamed(split.images, lambda path: os.path.normpath(absolute(path))), split.targets)

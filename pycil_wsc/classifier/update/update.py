@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from pycil_wsc.classifier.predict.rebuild import config_with_weights_elsewhere
 from pycil_wsc.classifier.store import learner_file
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, Decision, Entry, Relabelled
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
-from pycil_wsc.classifier.store.hashes import digests_of, hashes_of, known_hashes_of, with_classes
+from pycil_wsc.classifier.store.hashes import Hashes, digests_of, hashes_of, known_hashes_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
 from pycil_wsc.classifier.store.settings import configured, values_of
 from pycil_wsc.classifier.update.comparison import decision_between, images_of_user, right
@@ -148,7 +149,7 @@ class Prepared(NamedTuple):
     stream: Dataset
     learner: SavedLearner | None
     bookkeeping: Bookkeeping
-    hashes: dict[str, str]
+    hashes: Mapping[str, str]
     relabelled: list[Relabelled]
     tests: Split | None
 
@@ -161,11 +162,11 @@ def prepare(before: Before, source: Source) -> Prepared:
     """
     config, learner, say = before.config, before.learner, before.bar.say
     bookkeeping = dataclasses.replace(learner.bookkeeping if learner else Bookkeeping(), per_class=before.per_class)
-    hashes = dict(learner.hashes) if learner else {}
-    check_exemplars((learner.held.train, bookkeeping.held_out) if learner else (), hashes)
+    known = learner.hashes if learner else {}
+    check_exemplars((learner.held.train, bookkeeping.held_out) if learner else (), known)
     part = part_of(source, config, say)
-    hashes |= hashes_of((part.train,), hashes)
-    digests = digests_of(part.train, hashes)
+    hashes = Hashes(part.train, known)
+    digests = digests_of(part.train, hashes) if part.train.in_memory else hashes.digests
     part, digests, corrections, learner, bookkeeping, relabelled = new_images(
         part, digests, learner, bookkeeping, config.model_name, say
     )

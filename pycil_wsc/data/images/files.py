@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, JpegImagePlugin
 
 from pycil_wsc.data.images.npz import check_names, check_targets, reason
+from pycil_wsc.data.images.paths import compact
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split, normal
 from pycil_wsc.errors import UserError, first_line
 
@@ -96,7 +97,7 @@ def read_task_folder(name: str, path: Path) -> Dataset:
         _refuse_unknown_parts(path)
     classes = _classes(path, parts, f"{path}/<class>/*.jpg")
     left_out: Counter[str] = Counter()
-    train, *others = [_split(part, classes, left_out) for part in parts]
+    train, *others = [_split(part, classes, left_out, compact) for part in parts]
     if not len(train):
         raise UserError(f"{parts[0]}: no {_image_files(left_out)} in its class folders; add some")
     test = others[0] if others else Split(train.images[:0], train.targets[:0])
@@ -259,8 +260,20 @@ def _classes(path: Path, parts: Sequence[Path], layout: str) -> dict[str, list[s
     return dict(zip(names, folders.values()))
 
 
-def _split(part: Path, classes: Mapping[str, Sequence[str]], left_out: Counter[str]) -> Split:
-    """The image files below ``part``, where each of ``classes`` has these folders; counts what is ``left_out``."""
+def _array(paths: Iterable[str]) -> np.ndarray:
+    return np.array(list(paths), dtype=str)
+
+
+def _split(
+    part: Path,
+    classes: Mapping[str, Sequence[str]],
+    left_out: Counter[str],
+    array: Callable[[Iterable[str]], np.ndarray] = _array,
+) -> Split:
+    """The image files below ``part``, where each of ``classes`` has these folders; counts what is ``left_out``.
+
+    ``array``: makes an array of their names.
+    """
     above = {_inode(folder) for folder in (part, *part.resolve().parents)}
     roots: dict[tuple[int, int], str] = {}
     for folder in (folder for folders in classes.values() for folder in folders):
@@ -270,14 +283,18 @@ def _split(part: Path, classes: Mapping[str, Sequence[str]], left_out: Counter[s
         if inode in roots:
             raise UserError(f"{part}: '{roots[inode]}' and '{folder}' are the same folder; remove one of the links")
         roots[inode] = folder
-    files, targets = [], []
-    for number, folders in enumerate(classes.values()):
-        for folder in folders:
-            if folder in roots.values() and _inode(part / folder) not in above:
-                images = image_files(part / folder, above | roots.keys(), left_out)
-                files += images
-                targets += len(images) * [number]
-    return Split(np.array(files, dtype=str), np.array(targets, dtype=np.int64))
+    sizes = np.zeros(len(classes), np.int64)
+
+    def files() -> Iterator[str]:
+        for number, folders in enumerate(classes.values()):
+            for folder in folders:
+                if folder in roots.values() and _inode(part / folder) not in above:
+                    images = image_files(part / folder, above | roots.keys(), left_out)
+                    sizes[number] += len(images)
+                    yield from images
+
+    images = array(files())
+    return Split(images, np.repeat(np.arange(len(classes)), sizes))
 
 
 def _class_folders(directory: Path, layout: str) -> set[str]:

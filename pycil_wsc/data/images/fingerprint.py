@@ -14,12 +14,14 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from pycil_wsc.data.images.files import DECODING, common_folder, image_status
+from pycil_wsc.data.images.paths import folders_in, names_in
 from pycil_wsc.data.types import Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import read_file, write_atomically
@@ -36,11 +38,15 @@ def fingerprint(train: Split, test: Split) -> Fingerprint:
     file.
     """
     digest = hashlib.sha256()
-    base = None if train.in_memory else common_folder([*train.images.tolist(), *test.images.tolist()])
+    base = None if train.in_memory else common_folder([*folders_in(train.images), *folders_in(test.images)])
     for split in (train, test):
         digest.update(repr(split.images.shape).encode())
         digest.update(split.targets.astype("<i8").tobytes())
-        digest.update(np.ascontiguousarray(split.images).data if base is None else _listing(split.images, base))
+        if base is None:
+            digest.update(np.ascontiguousarray(split.images).data)
+            continue
+        for line in _listing(split.images, base):
+            digest.update(line)
     described = {"train": len(train), "test": len(test), "sha256": digest.hexdigest()[:16]}
     return described if base is None else described | {DECODED_AS: DECODING}
 
@@ -128,14 +134,13 @@ def _of_files(data: Fingerprint) -> Fingerprint:
     return of_data
 
 
-def _listing(paths: np.ndarray, base: str) -> bytes:
+def _listing(paths: np.ndarray, base: str) -> Iterator[bytes]:
     """One line per file: its size and its path relative to ``base``."""
-    lines, normalised = [], os.path.abspath if os.path.isabs(base) else os.path.normpath
+    normalised = os.path.abspath if os.path.isabs(base) else os.path.normpath
     base = normalised(base) if base else ""
-    for path in paths.tolist():
+    for path in names_in(paths):
         relative = normalised(path).removeprefix(base)
-        lines.append(b"%d %s\0" % (image_status(path).st_size, os.fsencode(relative)))
-    return b"".join(lines)
+        yield b"%d %s\0" % (image_status(path).st_size, os.fsencode(relative))
 
 
 def _read(cache: Path) -> Fingerprint:

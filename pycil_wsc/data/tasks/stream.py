@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from pycil_wsc.data.images.fingerprint import fingerprint
+from pycil_wsc.data.images.paths import concatenated
 from pycil_wsc.data.types import Arrivals, Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError
 
@@ -95,7 +96,7 @@ def _concatenated(old, new):
     """Concatenate two splits; ``old`` may be None."""
     if old is None:
         return new
-    return Split(np.concatenate([old.images, new.images]), np.concatenate([old.targets, new.targets]))
+    return Split(concatenated([old.images, new.images]), np.concatenate([old.targets, new.targets]))
 
 
 def _fingerprint(stream: Dataset | None, part: Dataset) -> Fingerprint:
