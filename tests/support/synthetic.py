@@ -5,6 +5,8 @@ import json
 
 import numpy as np
 
+from pycil_wsc.results import Record
+
 HERE = "cifar100-b10-inc10-resnet32"  # how the report names files of the main setting
 EPOCHS = {"replay": (200, 70), "wsc": (200, 70), "bic": (170, 170), "joint": (200, 200), "finetune": (200, 80)}
 LEVEL = {
@@ -114,6 +116,17 @@ def result(method="replay", memory=20, seed=1993, classes=100, increment=10, los
     return contents
 
 
+def record(method="replay", memory=20, seed=1993, **keys):
+    """A synthetic result, as the report reads it."""
+    return Record.of(result(method, memory, seed, losses=1, **keys))
+
+
+def names_of(group):
+    """``{record: name}`` of the group's runs."""
+    rows = group.named(group.rows)
+    return dict(zip(rows["record"], rows["method"]))
+
+
 def write(folder, *results):
     """Each result in a run's folder of its own below ``folder``; returns the paths of the ``result.json`` files."""
     paths = []
@@ -168,3 +181,8 @@ def lines_of(folder, slug):
     """A table that a report wrote into ``folder``: a dict for each cell."""
     with open(folder / "tables" / f"{slug}.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def accuracy(folder, **columns):
+    lines = lines_of(folder, f"accuracy-{HERE}")
+    return [line for line in lines if all(line[name] == value for name, value in columns.items())]
