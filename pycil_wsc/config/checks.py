@@ -14,6 +14,7 @@ from pycil_wsc.methods.consolidation.options import WSCKeys
 
 if TYPE_CHECKING:
     from pycil_wsc.data.tasks.tasks import TaskSequence
+    from pycil_wsc.training.learner import BaseLearner
     from pycil_wsc.training.plan import Plan
 
 LONGEST_NAME = 255  # bytes in a file name
@@ -43,7 +44,7 @@ def check(config: Config) -> None:
     if config.batch_norm_parts > 1 and config.grad_checkpointing:
         raise UserError("batch_norm_parts: does not work with grad_checkpointing; leave one of the two out")
     _check_wsc(config.wsc)
-    _check_backbone(config)
+    _check_backbone(config, method)
     _check_memory(config, method)
     _check_stream(config, method)
     for name in config.analyse:
@@ -121,10 +122,11 @@ def _check_sizes(config: Config) -> None:
 def _check_memory(config: Config, method: "Plan") -> None:
     if config.memory_update not in method.memory_updates:
         other = method.memory_updates[0]
-        able = [name for name in sorted(registry.learners) if config.memory_update in _updates_of(name)]
+        able = sorted(name for name, learner in registry.learners.items() if _fills_by_step(learner))
+        others = f", or use another method ({', '.join(able)})" if config.memory_update == "step" else ""
         raise UserError(
             f"memory_update: '{config.model_name}' chooses its exemplars by {other}, not by {config.memory_update}; "
-            f"leave the key out, or use another method ({', '.join(able)})"
+            f"leave the key out{others}"
         )
     if config.head == "all" and "step" not in method.memory_updates and not method.any_head:
         raise UserError(f"head: '{config.model_name}' needs a head that grows; leave the key out")
@@ -152,21 +154,22 @@ def _check_stream(config: Config, method: "Plan") -> None:
         if several or not method.one_phase or method.starts_anew:
             raise UserError(f"online: '{config.model_name}' needs several passes over its images; use another method")
     if config.blurry and not (config.by_step and method.task_free):
-        task_free = " with task_free" if config.model_name == "er_ace" else ""
+        able = sorted(name for name, learner in registry.learners.items() if learner.Plan.task_free is True)
+        option = "set task_free, or " if hasattr(config.options, "task_free") else ""
         raise UserError(
-            f"blurry: '{config.model_name}' needs to know the tasks; use a method that does not{task_free}: er, derpp, "
-            "dark_er, cls_er or er_ace, with memory_update 'step'"
+            f"blurry: '{config.model_name}' needs to know the tasks; {option}use another method with memory_update "
+            f"'step' ({', '.join(able)})"
         )
     if config.blurry and (not config.whole_head or config.max_tasks is not None):
         name = "head" if not config.whole_head else "max_tasks"
         raise UserError(f"blurry: a task has images of all classes of the run; leave '{name}' out")
 
 
-def _updates_of(name: str) -> tuple[str, ...]:
-    return registry.learners[name].Plan.memory_updates
+def _fills_by_step(learner: type["BaseLearner"]) -> bool:
+    return "step" in learner.Plan.memory_updates
 
 
-def _check_backbone(config: Config) -> None:
+def _check_backbone(config: Config, method: "Plan") -> None:
     if config.convnet_type.startswith("timm:"):
         from pycil_wsc.networks.timm_models import check_name, check_options
 
@@ -175,6 +178,11 @@ def _check_backbone(config: Config) -> None:
         return
     registry.check_backbone_options(config.convnet_type, config.convnet_options)
     for name in ("pretrained", "grad_checkpointing"):
+        if method.tunes and getattr(config, name) is not False:
+            raise UserError(
+                f"convnet_type: '{config.model_name}' tunes a vision transformer of timm; set it to one, such as "
+                f"timm:vit_base_patch16_224, not to '{config.convnet_type}'"
+            )
         if getattr(config, name) is not False:
             raise UserError(f"{name}: applies to timm models only (timm:NAME), not to '{config.convnet_type}'")
 

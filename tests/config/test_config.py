@@ -531,11 +531,21 @@ BAD = {
         "model_name": "icarl",
         "memory_update": "step",
     },
+    "memory_update: 'agem' chooses its exemplars by step, not by task; leave the key out": {
+        "model_name": "agem",
+        "memory_update": "task",
+    },
+    "convnet_type: 'l2p' tunes a vision transformer of timm; set it to one, such as timm:vit_base_patch16_224, ": {
+        "model_name": "l2p",
+        "convnet_type": "resnet8",
+    },
     "head: 'bic' needs a head that grows; leave the key out": {"model_name": "bic", "head": "all"},
     "online: 'bic' needs several passes over its images; use another method": {"model_name": "bic", "online": True},
     "online: each image is seen once, but 'epochs' is not 1; leave it out": {"online": True, "epochs": 2},
-    "blurry: 'wsc' needs to know the tasks; use a method that does not: er, derpp, ": {"blurry": 0.1},
-    "blurry: 'er_ace' needs to know the tasks; use a method that does not with task_free: ": {
+    "blurry: 'wsc' needs to know the tasks; use another method with memory_update 'step' (cls_er, dark_er, ": {
+        "blurry": 0.1
+    },
+    "blurry: 'er_ace' needs to know the tasks; set task_free, or use another method with memory_update 'step' (": {
         "model_name": "er_ace",
         "blurry": 0.1,
     },
