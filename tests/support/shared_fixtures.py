@@ -10,14 +10,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which reads it no
 import pytest
 import simulated_device
 import torch
-from support import synthetic
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a model hub, or waits for one
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no further processes, which would import torch again
 os.environ.setdefault("PYCIL_WSC_COMMIT", "tests")  # else each result starts git
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from support import small_runs  # noqa: E402
+from support import small_runs, synthetic  # noqa: E402
 from support.methods import digits as digits  # noqa: E402
 from support.months import months as months  # noqa: E402
 from support.small_learners import january as january  # noqa: E402
