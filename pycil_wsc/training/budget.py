@@ -108,7 +108,7 @@ def _with_stored(learner: Trainable, phase: Phase, batch: Batch) -> Batch:
     """The batch, whose replayed ones have zeros in place of what only the steps to come store."""
     if not batch.replay or any(part.stored for part in batch.replay):
         return batch
-    alone = replace(batch, replay=())
+    alone = learner.before_step(replace(batch, replay=()))
     with torch.no_grad():
         _, logits = phase.loss(alone)
         values = learner.to_store(alone, logits)

@@ -39,7 +39,7 @@ def replay(undisturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sam", "icarl", "der", "gdumb", "gem", "cls_er", "derpp"])
+@pytest.mark.parametrize("name", ["sam", "icarl", "der", "gdumb", "gem", "cls_er", "derpp", "er_ace"])
 def test_each_task_spends_replays_operations(name, settings, replay):
     """To half of one of its steps, and to 1 % where a task has 50 steps or more."""
     steps = {}
@@ -62,6 +62,23 @@ def test_each_task_spends_replays_operations(name, settings, replay):
         spent, allowed = operations(finished.folder)[task], operations(replay[0])[task]
         assert abs(spent - allowed) <= 0.51 * spent / steps[task] + 0.005 * allowed, (name, task)
         assert steps[task] < 50 or abs(spent / allowed - 1) < 0.01
+
+
+def test_a_loss_that_needs_what_is_noted_before_a_step_fits_a_budget(settings):
+    """ER-ACE masks classes that `before_step` notes, and stores nothing with its exemplars. To one of its steps."""
+    keys = {
+        "memory_size": 20,
+        "fixed_memory": False,
+        "batch_size": 4,
+        "precision": "fp32",
+        "init_epoch": 2,
+        "epochs": 4,
+    }
+    replay = run(settings, model_name="replay", out=settings["out"] + "/replay", **keys)
+    finished = run(settings, model_name="er_ace", budget={"flops_like": "replay"}, **keys)
+    for started in (replay, finished):
+        started.execute()
+    assert operations(finished.folder)[1:] == pytest.approx(operations(replay.folder)[1:], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["gdumb", "pass", "ssre"])
