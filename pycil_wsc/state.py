@@ -40,7 +40,7 @@ def save_state(path: str | Path, state: object) -> None:
 
 
 def _serialised(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bytes:
-    """The file's content.
+    """The file's content; the tensors are contiguous, as :func:`packed` leaves them (numpy's form is wrong for others).
 
     By way of numpy where it has the types: safetensors makes a ctypes type of each size of a tensor, which stays.
     """
