@@ -14,7 +14,6 @@ from pycil_wsc.methods.consolidation.options import WSCKeys
 
 if TYPE_CHECKING:
     from pycil_wsc.data.tasks.tasks import TaskSequence
-    from pycil_wsc.training.learner import BaseLearner
     from pycil_wsc.training.plan import Plan
 
 LONGEST_NAME = 255  # bytes in a file name
@@ -122,7 +121,7 @@ def _check_sizes(config: Config) -> None:
 def _check_memory(config: Config, method: "Plan") -> None:
     if config.memory_update not in method.memory_updates:
         other = method.memory_updates[0]
-        able = sorted(name for name, learner in registry.learners.items() if _fills_by_step(learner))
+        able = sorted(name for name, learner in registry.learners.items() if "step" in learner.Plan.memory_updates)
         others = f", or use another method ({', '.join(able)})" if config.memory_update == "step" else ""
         raise UserError(
             f"memory_update: '{config.model_name}' chooses its exemplars by {other}, not by {config.memory_update}; "
@@ -165,10 +164,6 @@ def _check_stream(config: Config, method: "Plan") -> None:
         raise UserError(f"blurry: a task has images of all classes of the run; leave '{name}' out")
 
 
-def _fills_by_step(learner: type["BaseLearner"]) -> bool:
-    return "step" in learner.Plan.memory_updates
-
-
 def _check_backbone(config: Config, method: "Plan") -> None:
     if config.convnet_type.startswith("timm:"):
         from pycil_wsc.networks.timm_models import check_name, check_options
@@ -178,13 +173,14 @@ def _check_backbone(config: Config, method: "Plan") -> None:
         return
     registry.check_backbone_options(config.convnet_type, config.convnet_options)
     for name in ("pretrained", "grad_checkpointing"):
-        if method.tunes and getattr(config, name) is not False:
+        if getattr(config, name) is False:
+            continue
+        if method.tunes:
             raise UserError(
                 f"convnet_type: '{config.model_name}' tunes a vision transformer of timm; set it to one, such as "
                 f"timm:vit_base_patch16_224, not to '{config.convnet_type}'"
             )
-        if getattr(config, name) is not False:
-            raise UserError(f"{name}: applies to timm models only (timm:NAME), not to '{config.convnet_type}'")
+        raise UserError(f"{name}: applies to timm models only (timm:NAME), not to '{config.convnet_type}'")
 
 
 def _check_augmentation(config: Config) -> None:
