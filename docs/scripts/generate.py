@@ -14,13 +14,16 @@ import speed_tables  # beside this file
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, RESULTS, SPEED, ABUNDANT = "configuration", "results", "speed", "abundant"
-WSC, PAPER = "wsc", "paper"
+WSC, PAPER, STREAMS, CLASSIFIER = "wsc", "paper", "streams", "classifier_details"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods", "language models"), CONFIGURATION)
 RECORDS = {"trace_smollm2": RESULTS}
 RECORDS |= {
     "abundant": ABUNDANT,
     "equal decay": ABUNDANT,
+    "several passes": ABUNDANT,
+    "one pass": STREAMS,
+    "long tail": CLASSIFIER,
     "largest losses": WSC,
     "averages of images": WSC,
     "averages of digits": WSC,
@@ -96,26 +99,28 @@ def recorded(name):
     import abundant  # beside this file, as are
     import averages
     import imagenet100
+    import long_tail
+    import stream_tables
     import trace_tables
 
-    if name == "abundant":
-        lines = abundant.rows()
-        return f"{rows(lines[0], lines[1:])}\n{abundant.sentence()}\n\n{abundant.FIGURE}\n" if lines else "None yet.\n"
-    if name in speed_tables.TABLES:
-        lines = speed_tables.rows(name)
-    elif name == "equal decay":
-        lines = abundant.rows_at_equal_decay()
-    elif name == "imagenet100":
-        lines = imagenet100.rows()
-    elif name == "largest losses":
-        lines = averages.worst()
-    elif name == "averages of images":
-        lines = averages.of_images()
-    elif name == "averages of digits":
-        lines = averages.of_digits()
-    else:
-        lines = trace_tables.runs(name)
-    return rows(lines[0], lines[1:]) if lines else "None yet.\n"
+    tables = {
+        "abundant": abundant.rows,
+        "equal decay": abundant.rows_at_equal_decay,
+        "several passes": stream_tables.several_passes,
+        "one pass": stream_tables.one_pass,
+        "long tail": long_tail.rows,
+        "imagenet100": imagenet100.rows,
+        "largest losses": averages.worst,
+        "averages of images": averages.of_images,
+        "averages of digits": averages.of_digits,
+        "trace_smollm2": lambda: trace_tables.runs(name),
+    }
+    tables |= {speed: lambda: speed_tables.rows(name) for speed in speed_tables.TABLES}
+    lines = tables[name]()
+    if not lines:
+        return "None yet.\n"
+    table = rows(lines[0], lines[1:])
+    return f"{table}\n{abundant.sentence()}\n\n{abundant.FIGURE}\n" if name == "abundant" else table
 
 
 def main():

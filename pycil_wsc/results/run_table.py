@@ -30,6 +30,7 @@ FINER: dict[str, int] = dict.fromkeys(  # and of those that pages subtract and s
         "newest",
         "forgetting",
         "anytime_auc",
+        "weakest_tenth",
         "train_loss",
         "train_flops",
         "gradient_cosine",
@@ -170,6 +171,7 @@ MEASURES = (
     "gradient_norm",
     "drift",
     "anytime_auc",
+    "weakest_tenth",
 )
 
 
@@ -189,6 +191,7 @@ def _measures(record: Record) -> Sequence[float | None]:
         _mean([line["norm"] for line in gradients]),
         _mean([line["norm"] for line in drift(record)]),
         data.get("anytime_auc"),
+        data.get("weakest_tenth"),
     )
 
 

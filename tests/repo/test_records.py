@@ -3,6 +3,7 @@
 import csv
 import functools
 import importlib
+import itertools
 import json
 import re
 import statistics
@@ -342,6 +343,14 @@ def test_what_a_backbones_settings_cost_is_the_record():
     names = [next(name for name in ("channels_last", "grad_checkpointing", "bf16") if name in row) for row, *_ in rows]
     assert list(settings) == ["default", "contiguous", "grad_checkpointing", "bf16"]
     assert names == ["channels_last", *list(settings)[2:]] and [cells for _, *cells in rows] == measured[1:]
+
+
+def test_the_times_beside_other_toolboxes_are_the_records():
+    methods = json.loads(benchmark_record("pilot-speed-cpu").read_text())["methods"]
+    _, rows = rows_after(ROOT / "docs/pretrained.md", "benchmarks/pilot_speed.py --pilot")
+    assert rows == [[f"`{name}`", f"{measured['ours_over_pilot']:.2f}"] for name, measured in methods.items()]
+    ratio = 1 / json.loads(benchmark_record("mammoth-speed-cpu").read_text())["mammoth_over_ours"]
+    assert f"a step of `er` takes {ratio:.2f} times as long as Mammoth's" in (ROOT / "docs/streams.md").read_text()
 
 
 def test_the_table_of_language_models_is_the_records():
@@ -835,6 +844,104 @@ def interval(values):
     reach = stats.t.interval(0.95, len(values) - 1, mean, stats.sem(values))[1] - mean if np.ptp(values) else 0
     text = f"{mean:+.2f} ± {reach:.2f}"
     return f"**{text}**" if abs(mean) > reach else text
+
+
+def test_the_table_of_one_pass_is_the_records():
+    """Each cell: the mean difference from ER over equal seeds and its interval by scipy; ER's own mean."""
+    runs = defaultdict(dict)
+    for run in read(ROOT / "results/studies/one_pass/table.csv"):
+        runs[run["method"], run.get("steps_per_batch", 1)][run["memory"], run["seed"]] = run
+    order = [("er", 1), ("er", 3), ("er+wsc", 1), ("derpp", 1), ("er_ace", 1), ("cls_er", 1)]
+    assert set(order) == set(runs)
+    assert all(len(of_method) == 15 for of_method in runs.values())
+    _, rows = rows_after(ROOT / "docs/streams.md", "<!-- records: one pass -->")
+    assert [row[0] for row in rows] == ["ER", "ER, 3 steps a batch", "ER + WSC", "DER++", "ER-ACE", "CLS-ER"]
+    for key, (_, *cells) in zip(order, rows, strict=True):
+        columns = [(measure, size) for measure in ("average", "anytime_auc") for size in (500, 2000, 5000)]
+        assert cells == [beside(runs[key], runs["er", 1], size, measure) for measure, size in columns]
+
+
+def runs_of_several_passes():
+    """{(method, how its memory is filled): {(memory, seed): run}}.
+
+    Replay, DER++ and ER-ACE with a memory filled after tasks are the runs of the study of plentiful memory.
+    """
+    runs = defaultdict(dict)
+    for run in read(ROOT / "results/studies/abundant/table.csv"):
+        if run["method"] in {"replay", "derpp", "er_ace"} and run["exemplars"] == "herding":
+            runs[run["method"], "task"][run["memory"], run["seed"]] = run
+    for run in read(ROOT / "results/studies/streams/table.csv"):
+        runs[run["method"], run["memory_update"]][run["memory"], run["seed"]] = run
+    return runs
+
+
+def test_the_table_of_memories_that_each_step_fills_is_the_records():
+    runs = runs_of_several_passes()
+    _, rows = rows_after(ROOT / "docs/abundant.md", "<!-- records: several passes -->")
+    methods = {"Replay": "replay", "ER": "er", "DER++": "derpp", "ER-ACE": "er_ace", "CLS-ER": "cls_er"}
+    filled = {"after a task": "task", "in each step": "step"}
+    assert {(methods[row[0]], filled[row[1]]) for row in rows} == set(runs)
+    assert all(len(of_method) == 15 for of_method in runs.values())
+    for name, update, *cells, forgetting in rows:
+        ours, replay = runs[methods[name], filled[update]], runs["replay", "task"]
+        assert cells == [beside(ours, replay, size, "average") for size in (1, 10, 25)]
+        assert forgetting == f"{np.mean([run['forgetting'] for (memory, _), run in ours.items() if memory == 25]):.1f}"
+
+
+def test_what_the_page_says_of_memories_that_each_step_fills_can_be_told_from_chance():
+    runs = runs_of_several_passes()
+    replay = runs.pop(("replay", "task"))
+    chances, gains = {}, set()
+    for name, of_method in runs.items():
+        for size in (1, 10, 25):
+            test = stats.ttest_1samp(differences(of_method, replay, size), 0)
+            chances[(*name, size)] = test.pvalue
+            gains |= {(*name, size)} if test.statistic > 0 else set()
+    assert set(kept_by_holm(chances)) & gains == {("cls_er", "task", 1)}
+    assert len(chances) == 21
+    changes = {}
+    for method in ("derpp", "er_ace", "cls_er"):
+        for size in (1, 10, 25):
+            values = differences(runs[method, "step"], runs[method, "task"], size)
+            if "**" in interval(values):
+                changes[method, size] = np.sign(np.mean(values))
+    worse = {(method, size): -1 for method in ("derpp", "cls_er") for size in (1, 10, 25)}
+    assert changes == worse | {("er_ace", 10): 1}
+
+
+def kept_by_holm(chances):
+    """The names of {name: probability} that stay below 0.05 by Holm's correction."""
+    ordered = sorted(chances, key=lambda name: chances[name])
+    below = [chances[name] <= 0.05 / (len(ordered) - place) for place, name in enumerate(ordered)]
+    return list(itertools.compress(ordered, itertools.takewhile(bool, below)))
+
+
+def differences(runs, baseline, size):
+    """Differences of the average accuracy from a baseline over equal seeds."""
+    of_size = {seed: run["average"] for (memory, seed), run in runs.items() if memory == size}
+    return [average - baseline[size, seed]["average"] for seed, average in of_size.items()]
+
+
+def test_the_table_of_classes_of_unequal_size_is_the_records():
+    runs = defaultdict(dict)
+    for run in read(ROOT / "results/studies/long_tail/table.csv"):
+        runs[run["class_balance"]][run["memory"], run["seed"]] = run
+    (memory,) = {memory for of_kind in runs.values() for memory, _ in of_kind}
+    _, rows = rows_after(ROOT / "docs/classifier_details.md", "<!-- records: long tail -->")
+    assert [row[0] for row in rows] == [f'`"{kind}"`' for kind in ("none", "sampler", "weights")]
+    assert all(len(of_kind) == 5 for of_kind in runs.values())
+    for (_, *cells), kind in zip(rows, ("none", "sampler", "weights"), strict=True):
+        measures = ("average", "weakest_tenth", "forgetting")
+        assert cells == [beside(runs[kind], runs["none"], memory, measure) for measure in measures]
+
+
+def beside(runs, baseline, size, measure):
+    """The mean difference of {(memory, seed): run} from a baseline over equal seeds, or the baseline's own mean."""
+    ours = {seed: run[measure] for (memory, seed), run in runs.items() if memory == size}
+    if runs is baseline:
+        values = list(ours.values())
+        return f"{np.mean(values):.2f} ± {stats.t.interval(0.95, len(values) - 1, 0, stats.sem(values))[1]:.2f}"
+    return interval([value - baseline[size, seed][measure] for seed, value in ours.items()])
 
 
 def test_each_method_of_the_study_has_the_best_of_its_trials():

@@ -1,0 +1,72 @@
+"""The tables of replay methods in streams: results/studies/one_pass on docs/streams.md, and results/studies/streams on
+docs/abundant.md.
+
+python docs/scripts/generate.py
+"""
+
+import statistics
+
+from over_seeds import Row, beside, grouped  # beside this file
+
+from pycil_wsc.report.texts import method_name
+
+SIZES = {1: "4 %", 10: "40 %", 25: "100 %"}  # exemplars per class, of 25 images
+ALL = 25
+SLOTS = (500, 2000, 5000)
+
+
+def one_pass() -> list[tuple[str, ...]]:
+    """Average accuracy and area under the curve, the header first: ER's, and differences from it."""
+    runs = grouped("one_pass", one_pass_name)
+    if not runs:
+        return []
+    header = ("method", *(f"{slots:,}" for slots in SLOTS), *(f"AUC, {slots:,}" for slots in SLOTS))
+    lines: list[tuple[str, ...]] = [header]
+    for name in sorted(runs, key=ORDER_OF_ONE_PASS.index):
+        sizes = runs[name]
+        accuracies = [beside(sizes, runs["ER"], slots, "average") for slots in SLOTS]
+        areas = [beside(sizes, runs["ER"], slots, "anytime_auc") for slots in SLOTS]
+        lines.append((name, *accuracies, *areas))
+    return lines
+
+
+ORDER_OF_ONE_PASS = ["ER", "ER, 3 steps a batch", "ER + WSC", "DER++", "ER-ACE", "CLS-ER"]
+
+
+def one_pass_name(run: Row) -> str:
+    """The name of a row of the table of one pass."""
+    name = method_name(run["method"])
+    if run.get("steps_per_batch", 1) > 1:
+        return f"{name}, {run['steps_per_batch']} steps a batch"
+    return name
+
+
+def several_passes() -> list[tuple[str, ...]]:
+    """Average accuracy at Replay's operations, the header first: Replay's, and differences from it; forgetting."""
+    filled_by_steps = grouped("streams", several_passes_name)
+    if not filled_by_steps:
+        return []
+    runs = grouped("abundant", earlier_name) | filled_by_steps
+    lines: list[tuple[str, ...]] = [("method", "memory filled", *SIZES.values(), "forgetting, 100 %")]
+    for name in sorted(runs, key=ORDER.index):
+        method, _, filled = name.partition(" | ")
+        accuracies = [beside(runs[name], runs[REPLAY], size, "average") for size in SIZES]
+        forgetting = statistics.mean(run["forgetting"] for run in runs[name][ALL].values())
+        lines.append((method, filled, *accuracies, f"{forgetting:.1f}"))
+    return lines
+
+
+REPLAY = "Replay | after a task"
+ORDER = [REPLAY, "ER | in each step"]
+ORDER += [f"{name} | {filled}" for name in ("DER++", "ER-ACE", "CLS-ER") for filled in ("after a task", "in each step")]
+
+
+def several_passes_name(run: Row) -> str:
+    """The name of a row of the table of several passes, and when the memory is filled."""
+    return f"{method_name(run['method'])} | {'after a task' if run['memory_update'] == 'task' else 'in each step'}"
+
+
+def earlier_name(run: Row) -> str | None:
+    """The same for a run of the study of plentiful memory, if it is in this table."""
+    name = f"{method_name(run['method'])} | after a task"
+    return name if name in ORDER and run["method"] != "cls_er" and run["exemplars"] == "herding" else None
