@@ -350,7 +350,7 @@ def test_the_times_beside_other_toolboxes_are_the_records():
     _, rows = rows_after(ROOT / "docs/pretrained.md", "benchmarks/pilot_speed.py --pilot")
     assert rows == [[f"`{name}`", f"{measured['ours_over_pilot']:.2f}"] for name, measured in methods.items()]
     ratio = 1 / json.loads(benchmark_record("mammoth-speed-cpu").read_text())["mammoth_over_ours"]
-    assert f"a step of `er` takes {ratio:.2f} times as long as Mammoth's" in (ROOT / "docs/streams.md").read_text()
+    assert f"a step of `er` takes {ratio:.2f} times as long as Mammoth's" in (ROOT / "docs/mammoth.md").read_text()
 
 
 def test_the_table_of_language_models_is_the_records():
