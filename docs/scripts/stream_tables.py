@@ -6,7 +6,7 @@ python docs/scripts/generate.py
 
 import statistics
 
-from over_seeds import Row, beside, grouped  # beside this file
+from over_seeds import OfMethod, Row, beside, grouped  # beside this file
 
 from pycil_wsc.report.texts import method_name
 
@@ -16,18 +16,24 @@ SLOTS = (500, 2000, 5000)
 
 
 def one_pass() -> list[tuple[str, ...]]:
-    """Average accuracy and area under the curve, the header first: ER's, and differences from it."""
+    """Average accuracy and area under the curve, the header first: ER's, and differences from it; operations."""
     runs = grouped("one_pass", one_pass_name)
     if not runs:
         return []
-    header = ("method", *(f"{slots:,}" for slots in SLOTS), *(f"AUC, {slots:,}" for slots in SLOTS))
+    header = ("method", *(f"{slots:,}" for slots in SLOTS), *(f"AUC, {slots:,}" for slots in SLOTS), "operations")
     lines: list[tuple[str, ...]] = [header]
     for name in sorted(runs, key=ORDER_OF_ONE_PASS.index):
         sizes = runs[name]
         accuracies = [beside(sizes, runs["ER"], slots, "average") for slots in SLOTS]
         areas = [beside(sizes, runs["ER"], slots, "anytime_auc") for slots in SLOTS]
-        lines.append((name, *accuracies, *areas))
+        operations = f"{flops(sizes) / flops(runs['ER']):.2f}"
+        lines.append((name, *accuracies, *areas, operations))
     return lines
+
+
+def flops(sizes: OfMethod) -> float:
+    """The mean of the operations of a method's runs."""
+    return statistics.mean(run["train_flops"] for seeds in sizes.values() for run in seeds.values())
 
 
 ORDER_OF_ONE_PASS = ["ER", "ER, 3 steps a batch", "ER + WSC", "DER++", "ER-ACE", "CLS-ER"]

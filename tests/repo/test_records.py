@@ -856,7 +856,9 @@ def test_the_table_of_one_pass_is_the_records():
     assert all(len(of_method) == 15 for of_method in runs.values())
     _, rows = rows_after(ROOT / "docs/streams.md", "<!-- records: one pass -->")
     assert [row[0] for row in rows] == ["ER", "ER, 3 steps a batch", "ER + WSC", "DER++", "ER-ACE", "CLS-ER"]
-    for key, (_, *cells) in zip(order, rows, strict=True):
+    flops = {key: np.mean([run["train_flops"] for run in of_method.values()]) for key, of_method in runs.items()}
+    for key, (_, *cells, operations) in zip(order, rows, strict=True):
+        assert operations == f"{flops[key] / flops['er', 1]:.2f}"
         columns = [(measure, size) for measure in ("average", "anytime_auc") for size in (500, 2000, 5000)]
         assert cells == [beside(runs[key], runs["er", 1], size, measure) for measure, size in columns]
 
