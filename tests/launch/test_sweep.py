@@ -85,6 +85,7 @@ def test_ten_runs_killed_twice_end_like_those_never_disturbed(settings, tmp_path
     assert len(ends[0]) == 10 and ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_the_parent(settings, tmp_path):
     """Their runs, which would take hours, are free for the next command."""
     settings |= {"seed": [1, 2], "init_epoch": 100_000, "convnet_type": "resnet8"}
