@@ -414,14 +414,25 @@ def test_the_table_of_the_classifier_kept_up_to_date_is_the_record():
 
 
 def test_the_table_of_small_updates_is_the_record():
-    updates = json.loads(benchmark_record("small-updates-cpu").read_text())["updates"]
-    _, rows = rows_after(ROOT / "docs/classifier_details.md", "/small-updates-cpu.json")
+    record = json.loads(benchmark_record("small-updates-cpu").read_text())
+    updates = record["updates"]
+    page = ROOT / "docs/classifier_details.md"
+    _, rows = rows_after(page, "/small-updates-cpu.json")
     assert [row[0].split(",")[0] for row in rows] == ["NCM", "SLDA", "RanPAC"]
     for name, *cells in rows:
         few, many = (updates[f"{name.split(',')[0].lower()}, {classes} classes"] for classes in (10, 1000))
         growth = (many["bytes"] - few["bytes"]) / 990e3
         values = few["update_seconds"], many["update_seconds"], few["bytes"] / 1e6, growth
         assert says(" ".join(cells), *values)
+    text = " ".join(page.read_text().split())
+    assert f"its own pass takes {updates['ncm, 10 classes']['forward_seconds']:.2f} s" in text
+    choices = [updates[f"ranpac, {classes} classes"]["update_with_choice_seconds"] for classes in (10, 1000)]
+    assert f"that takes {choices[0]:.0f} to {choices[1]:.0f} s." in text
+    first, last = (record["in_a_row"]["ncm"][number] for number in ("100", "1000"))
+    assert f"NCM still takes {last['update_seconds']:.2f} s on a small network" in text
+    assert (last["bytes"] - first["bytes"]) / 900 < 1000
+    fewer, more = (record["files"][number]["learned_mb"] for number in ("10000", "100000"))
+    assert f"takes {more - fewer:.0f} MB more than learning 10,000" in text
 
 
 def test_the_table_of_monthly_updates_is_the_records():
