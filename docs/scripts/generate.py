@@ -14,7 +14,7 @@ import speed_tables  # beside this file
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, RESULTS, SPEED, ABUNDANT = "configuration", "results", "speed", "abundant"
-WSC, PAPER, STREAMS = "wsc", "paper", "streams"
+WSC, PAPER, STREAMS, CLASSIFIER = "wsc", "paper", "streams", "classifier_details"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods", "language models"), CONFIGURATION)
 RECORDS = {"trace_smollm2": RESULTS}
@@ -23,6 +23,7 @@ RECORDS |= {
     "equal decay": ABUNDANT,
     "several passes": ABUNDANT,
     "one pass": STREAMS,
+    "long tail": CLASSIFIER,
     "largest losses": WSC,
     "averages of images": WSC,
     "averages of digits": WSC,
@@ -98,6 +99,7 @@ def recorded(name):
     import abundant  # beside this file, as are
     import averages
     import imagenet100
+    import long_tail
     import stream_tables
     import trace_tables
 
@@ -106,6 +108,7 @@ def recorded(name):
         "equal decay": abundant.rows_at_equal_decay,
         "several passes": stream_tables.several_passes,
         "one pass": stream_tables.one_pass,
+        "long tail": long_tail.rows,
         "imagenet100": imagenet100.rows,
         "largest losses": averages.worst,
         "averages of images": averages.of_images,

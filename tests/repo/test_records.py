@@ -931,6 +931,19 @@ def differences(runs, baseline, size):
     return [average - baseline[size, seed]["average"] for seed, average in of_size.items()]
 
 
+def test_the_table_of_classes_of_unequal_size_is_the_records():
+    runs = defaultdict(dict)
+    for run in read(ROOT / "results/studies/long_tail/table.csv"):
+        runs[run["class_balance"]][run["memory"], run["seed"]] = run
+    (memory,) = {memory for of_kind in runs.values() for memory, _ in of_kind}
+    _, rows = rows_after(ROOT / "docs/classifier_details.md", "<!-- records: long tail -->")
+    assert [row[0] for row in rows] == [f'`"{kind}"`' for kind in ("none", "sampler", "weights")]
+    assert all(len(of_kind) == 5 for of_kind in runs.values())
+    for (_, *cells), kind in zip(rows, ("none", "sampler", "weights"), strict=True):
+        measures = ("average", "weakest_tenth", "forgetting")
+        assert cells == [beside(runs[kind], runs["none"], memory, measure) for measure in measures]
+
+
 def beside(runs, baseline, size, measure):
     """The mean difference of {(memory, seed): run} from a baseline over equal seeds, or the baseline's own mean."""
     ours = {seed: run[measure] for (memory, seed), run in runs.items() if memory == size}
