@@ -3,21 +3,16 @@
 python docs/scripts/abundant.py    # writes the chosen values into exps/studies/abundant.json
 """
 
-import functools
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT))
+from over_seeds import ROOT, Row, difference, grouped, recorded  # beside this file
 
-from pycil_wsc.report.texts import method_name  # noqa: E402
-from pycil_wsc.results.run_table import Row, read  # noqa: E402
+from pycil_wsc.report.texts import method_name
 
-RECORDS = ROOT / "results" / "studies" / "abundant"
 TRIALS, STUDY = ROOT / "exps" / "studies" / "abundant_tune.json", ROOT / "exps" / "studies" / "abundant.json"
 SIZES = {1: "4 %", 10: "40 %", 25: "100 %"}  # exemplars per class, of 25 images
 RESETS = {"shrink_perturb": "Shrink and perturb", "continual_backprop": "Continual backprop"}
@@ -40,15 +35,7 @@ class Difference(NamedTuple):
     chance: float
 
     def __str__(self) -> str:
-        text = f"{self.mean:+.2f} ± {self.reach:.2f}"
-        return f"**{text}**" if abs(self.mean) > self.reach else text
-
-
-@functools.cache
-def recorded(name: str) -> list[Row]:
-    """The runs in the table ``name`` of results/studies/abundant; none if it does not exist."""
-    path = RECORDS / f"{name}.csv"
-    return read(path) if path.exists() else []
+        return difference(self.mean, self.reach)
 
 
 def method(keys: Mapping[str, Any]) -> str:
@@ -69,7 +56,7 @@ def trials() -> dict[str, tuple[str, dict[Any, float]]]:
     for entry in entries:
         (key,) = (name for name, value in entry.items() if isinstance(value, list))
         found[method(entry)] = key, {}
-    for run in recorded("trials"):
+    for run in recorded("abundant", "trials"):
         key, values = found[method(run)]
         values[run.get(key)] = run["average"]
     return found
@@ -92,14 +79,8 @@ def choose() -> None:
 
 def runs() -> dict[str, dict[int, dict[int, Row]]]:
     """{method: {exemplars per class: {seed: run}}}; a method without memory is at every size."""
-    found: dict[str, dict[int, dict[int, Row]]] = {}
-    for run in recorded("table"):
-        memory, seed = run["memory"], run["seed"]
-        for size in [memory] if memory else SIZES:
-            seeds = found.setdefault(row_of(run), {}).setdefault(size, {})
-            assert seed not in seeds, f"two runs of {row_of(run)} at {size} exemplars with seed {seed}"
-            seeds[seed] = run
-    return found
+    methods = grouped("abundant", row_of)
+    return {name: dict.fromkeys(SIZES, sizes[0]) if 0 in sizes else sizes for name, sizes in methods.items()}
 
 
 def row_of(run: Row) -> str:

@@ -7,6 +7,7 @@ python docs/scripts/generate.py
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import speed_tables  # beside this file
@@ -113,9 +114,9 @@ def recorded(name):
         "largest losses": averages.worst,
         "averages of images": averages.of_images,
         "averages of digits": averages.of_digits,
-        "trace_smollm2": lambda: trace_tables.runs(name),
+        "trace_smollm2": partial(trace_tables.runs, "trace_smollm2"),
     }
-    tables |= {speed: lambda: speed_tables.rows(name) for speed in speed_tables.TABLES}
+    tables |= {speed: partial(speed_tables.rows, speed) for speed in speed_tables.TABLES}
     lines = tables[name]()
     if not lines:
         return "None yet.\n"

@@ -56,24 +56,25 @@ def several_passes() -> list[tuple[str, ...]]:
     runs = grouped("abundant", earlier_name) | filled_by_steps
     lines: list[tuple[str, ...]] = [("method", "memory filled", *SIZES.values(), "forgetting, 100 %")]
     for name in sorted(runs, key=ORDER.index):
-        method, _, filled = name.partition(" | ")
+        method, filled = name
         accuracies = [beside(runs[name], runs[REPLAY], size, "average") for size in SIZES]
         forgetting = statistics.mean(run["forgetting"] for run in runs[name][ALL].values())
         lines.append((method, filled, *accuracies, f"{forgetting:.1f}"))
     return lines
 
 
-REPLAY = "Replay | after a task"
-ORDER = [REPLAY, "ER | in each step"]
-ORDER += [f"{name} | {filled}" for name in ("DER++", "ER-ACE", "CLS-ER") for filled in ("after a task", "in each step")]
+AFTER_TASK, IN_STEP = "after a task", "in each step"
+REPLAY = "Replay", AFTER_TASK
+ORDER = [REPLAY, ("ER", IN_STEP)]
+ORDER += [(name, filled) for name in ("DER++", "ER-ACE", "CLS-ER") for filled in (AFTER_TASK, IN_STEP)]
 
 
-def several_passes_name(run: Row) -> str:
-    """The name of a row of the table of several passes, and when the memory is filled."""
-    return f"{method_name(run['method'])} | {'after a task' if run['memory_update'] == 'task' else 'in each step'}"
+def several_passes_name(run: Row) -> tuple[str, str]:
+    """The method of a row of the table of several passes, and when the memory is filled."""
+    return method_name(run["method"]), AFTER_TASK if run["memory_update"] == "task" else IN_STEP
 
 
-def earlier_name(run: Row) -> str | None:
+def earlier_name(run: Row) -> tuple[str, str] | None:
     """The same for a run of the study of plentiful memory, if it is in this table."""
-    name = f"{method_name(run['method'])} | after a task"
+    name = method_name(run["method"]), AFTER_TASK
     return name if name in ORDER and run["method"] != "cls_er" and run["exemplars"] == "herding" else None

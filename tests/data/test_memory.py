@@ -14,8 +14,8 @@ from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 16), st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 50), st.integers(1, 16), st.integers(0, 10_000))
 def test_herding_picks_what_the_slow_reference_picks(count, quota, width, seed):
     features = np.random.default_rng(seed).normal(size=(count, width))
     assert herding(features, quota).tolist() == herding_by_the_book(features, quota)

@@ -769,19 +769,19 @@ def test_what_the_page_of_plentiful_memory_concludes_is_in_its_table():
 
 
 def test_no_gain_of_plentiful_memory_is_left_after_holms_correction():
-    """Reckoned here over all cells of the table, by the largest of the corrected probabilities so far."""
+    """Reckoned here over all cells of the table."""
     records = runs_of_study("table")
     (replay,) = (sizes for (name, *_), sizes in records.items() if name == "replay")
-    cells = []
-    for (name, reset, *_), sizes in records.items():
+    cells = {}
+    for (name, reset, *others), sizes in records.items():
         if name in (*MIS_SCALED, "replay") or reset == "continual_backprop":
             continue
         for size in (1, 10, 25):
             mine = sizes.get(size, sizes.get(0))
-            cells.append([mine[seed]["average"] - replay[size][seed]["average"] for seed in mine])
-    cells.sort(key=lambda pairs: stats.ttest_1samp(pairs, 0).pvalue)
-    corrected = [stats.ttest_1samp(pairs, 0).pvalue * (len(cells) - place) for place, pairs in enumerate(cells)]
-    left = [np.mean(pairs) for pairs, chance in zip(cells, np.maximum.accumulate(corrected)) if chance <= 0.05]
+            pairs = [mine[seed]["average"] - replay[size][seed]["average"] for seed in mine]
+            cells[(name, reset, *others, size)] = pairs
+    chances = {name: stats.ttest_1samp(pairs, 0).pvalue for name, pairs in cells.items()}
+    left = [np.mean(cells[name]) for name in kept_by_holm(chances)]
     training = np.mean([run["trained_10"] for run in replay[25].values()])
     page = (ROOT / "docs/abundant.md").read_text()
     assert max(left) < 0
