@@ -761,6 +761,7 @@ SMALL = {  # by script: options that make it quick
     "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
     "image_folder": "--images 2600 --batch-size 8 --caches false --workers 0",
     "backbone_settings": "--backbone timm:test_efficientnet --image-size 32 --batch-size 4 --steps 1 --repeats 1",
+    "predict_precision": "--backbones test_efficientnet:32 --repeats 1",
     "consolidation_overhead": "--backbone resnet8 --batch-size 4 --image-size 8 --steps 12 --repeats 1",
 }
 
@@ -768,16 +769,22 @@ SMALL = {  # by script: options that make it quick
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_pages_benchmarks_run(name, tmp_path, data_sets):
-    if name in ("backbone_settings", "gate", "monthly_updates"):
+    if name in ("backbone_settings", "gate", "monthly_updates", "predict_precision"):
         pytest.importorskip("timm")
     options = shlex.split(SMALL[name])
-    if name in ("gate", "keep_up_to_date", "monthly_updates"):
+    if name in ("gate", "keep_up_to_date", "monthly_updates", "predict_precision"):
         shutil.copytree(data_sets / "imagenet100", tmp_path / "imagenet100")
         options += ["--data", tmp_path / "imagenet100"]
     if name == "gate":  # its updates learn further photographs of a class
         for path in (tmp_path / "imagenet100/train").glob("*/image.jpg"):
             with Image.open(path) as image:  # another one: SLDA learns each image once
                 ImageOps.invert(image).save(path.with_name("further.jpg"))
+    if name == "predict_precision":
+        import timm
+        from safetensors.torch import save_file
+
+        save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "test_efficientnet.safetensors")
+        options += ["--weights", tmp_path]
     if name == "image_folder":
         options += ["--folder", tmp_path / "made"]
     script(ROOT / f"benchmarks/{name}.py", *options, "--out", tmp_path / "record.json")
