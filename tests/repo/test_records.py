@@ -345,6 +345,16 @@ def test_what_a_backbones_settings_cost_is_the_record():
     assert names == ["channels_last", *list(settings)[2:]] and [cells for _, *cells in rows] == measured[1:]
 
 
+def test_what_fp32_costs_in_predictions_is_the_record():
+    backbones = json.loads(benchmark_record("predict-precision-cpu").read_text())["backbones"]
+    ratios = [
+        measured["seconds_per_image"]["fp32"]["median"] / measured["seconds_per_image"]["bf16"]["median"]
+        for measured in backbones.values()
+    ]
+    page = " ".join((ROOT / "docs/classifier_details.md").read_text().split())
+    assert f"fp32 takes {min(ratios):.1f} to {max(ratios):.1f} times as long" in page
+
+
 def test_the_times_beside_other_toolboxes_are_the_records():
     methods = json.loads(benchmark_record("pilot-speed-cpu").read_text())["methods"]
     _, rows = rows_after(ROOT / "docs/pretrained.md", "benchmarks/pilot_speed.py --pilot")
