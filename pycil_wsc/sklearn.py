@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,8 @@ from pycil_wsc.classifier.predict.arguments import folder_of, from_python, refus
 from pycil_wsc.data.images.npz import three_channels
 from pycil_wsc.data.types import normal
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import locked, read_file, write_json
 
-FILE = "estimator.json"
-FORMAT = 1
+NOTE = "ContinualClassifier"  # in the notes of its learner
 AS_THEY_ARE = {"flip": False, "padding": 0}  # rows are often digits or no pictures at all
 SMALLEST_SIDE = 8  # of the network's images, unless `image_size` says otherwise: the backbones halve them
 Samples = ArrayLike | Sequence[str | os.PathLike[str]]
@@ -138,7 +135,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """Raise a :class:`UserError` if rows of pixels, which are scaled, meet images, which are not, or if the values
         of black and of white come from uint8, and these rows have other numbers, or the other way round.
         """
-        fitted = getattr(self, "form_", form)  # missing in classifiers that earlier versions saved
+        fitted = getattr(self, "form_", form)  # missing before the first task
         if "rows" in {form, fitted} and form != fitted:
             raise UserError(f"X: {form}, but the classifier was fitted on {fitted}; give {fitted}, or fit it again")
         if form != "rows" or self.value_range is not None or not hasattr(self, "bytes_"):
@@ -254,9 +251,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     # ---- saving ------------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, copy_images: bool = False) -> None:
-        """Save the classifier in ``folder``, without pickle; ``copy_images`` is that of ``Learner.save``.
-
-        If the process is killed meanwhile, the folder has the previous classifier, or this one.
+        """Save the learner in ``folder`` with what this class knows, in its notes: see :meth:`pycil_wsc.Learner.save`.
 
         Raises:
             NotFittedError: before :meth:`fit` or :meth:`partial_fit`.
@@ -264,18 +259,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         seed = None if "seed" in (self.keys or {}) else self.learner_.config.seed
-        content = {
-            "format": FORMAT,
+        self.learner_.notes[NOTE] = {
             "parameters": from_python(self.get_params(deep=False) | {"random_state": seed}),
-            "fitted": from_python(self._form()),
+            "form": from_python(self._form()),
             "labels": {"dtype": self.classes_.dtype.str, "values": self.classes_.tolist()},
-            "first": first_task(self.learner_),
         }
-        path = folder_of("folder", folder) / FILE
-        with locked(path.parent, f".{FILE}.lock"):  # of several processes that save at once the last one prevails
-            write_json(path, content | {"before": descriptions(path)})  # which holds until the learner is there
-            self.learner_.save(folder, copy_images)
-            write_json(path, content)
+        self.learner_.save(folder, copy_images)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> ContinualClassifier:
@@ -285,28 +274,24 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             UserError: if it is not a complete classifier.
         """
         folder = folder_of("folder", folder)
-        path = folder / FILE
-        with refusing(path, "a saved classifier", "save it again"):
-            content = json.loads(read_file(path))
-            for described in (content, *content.get("before", ())):
-                if classifier := cls._described_by(described, folder, device):
-                    return classifier
-        raise UserError(f"{path}: is of another learner than the one beside it; save both again")
+        given: dict[str, Any] = {} if device is None else {"device": device}
+        learner = Learner.load(folder, **given)
+        if NOTE not in learner.notes:
+            raise UserError(f"{folder}: has a learner, but no ContinualClassifier; use pycil_wsc.Learner.load")
+        with refusing(folder, "a saved classifier", "save it again"):
+            return cls._within(learner, learner.notes[NOTE], given)
 
     @classmethod
-    def _described_by(cls, content: Mapping[str, Any], folder: Path, device: str | None) -> ContinualClassifier | None:
-        """The classifier of ``content`` with the learner in ``folder``; None if that is another classifier's."""
-        classifier = cls(**content["parameters"] | ({} if device is None else {"device": device}))
-        form = {name: content["fitted"][name] for name in FITTED & content["fitted"].keys()}
+    def _within(cls, learner: Learner, noted: Mapping[str, Any], given: Mapping[str, Any]) -> ContinualClassifier:
+        """The classifier around a ``learner``, of which this is ``noted``."""
+        classifier = cls(**noted["parameters"] | given)
+        form = {name: noted["form"][name] for name in FITTED & noted["form"].keys()}
         if names := form.get("feature_names_in_"):
             form["feature_names_in_"] = np.array(names, object)
         classifier._set_form(form)
-        learner = Learner.load(folder, quiet=classifier.quiet, device=classifier.device)
-        first = first_task(learner)
-        if content.get("first", first) != first:  # missing in earlier versions
-            return None
-        labels = labels_of(learner.classes, np.dtype(content["labels"]["dtype"]))
-        classifier.classes_ = np.unique(spelled_alike(labels, np.array(content["labels"].get("values", []))))
+        labels = labels_of(learner.classes, np.dtype(noted["labels"]["dtype"]))
+        classifier.classes_ = np.unique(spelled_alike(labels, np.array(noted["labels"]["values"])))
+        learner.quiet = classifier.quiet
         classifier.learner_ = learner
         return classifier
 
@@ -481,21 +466,6 @@ def labels_of(names: Sequence[str], dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "b":
         return np.unique([name == "True" for name in names])
     return np.unique(np.array(names).astype(dtype))
-
-
-def descriptions(path: Path) -> list[dict[str, object]]:
-    """The classifiers that the file at ``path`` describes: the newest, and those of saves that were cut short."""
-    try:
-        content = json.loads(read_file(path))
-        return [content, *content.pop("before", ())]
-    except (OSError, ValueError, AttributeError):  # there is none, or a damaged one
-        return []
-
-
-def first_task(learner: Learner) -> str:
-    """The fingerprint of the first task's images, by which learners are told apart; "" of one by an earlier version."""
-    noted = learner.history[0].get("data")
-    return noted["sha256"] if noted else ""
 
 
 def seed_of(random_state: int | np.random.RandomState) -> int:

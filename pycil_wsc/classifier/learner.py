@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,6 +90,9 @@ class Learner:
             ``wsc={"retain": 0.5}``. Keys of later tasks, such as ``epochs``, also set the first task, unless you pass
             its own key, such as ``init_epoch``.
 
+    Attributes:
+        notes: a dictionary of your own with JSON values, such as where the images came from. :meth:`save` saves it.
+
     Raises:
         UserError: if a key is invalid.
     """
@@ -112,6 +116,7 @@ class Learner:
         self.quiet = quiet
         self.on_progress = on_progress
         self.held_out = whole_number("held_out", held_out)
+        self.notes: dict[str, Any] = {}
         self._saved: SavedLearner | None = None  # the state after the last task, to which the answers belong
         self._answers: Answers | None = None  # replaced as a whole by whatever learns or loads
         self._place = Place()
@@ -557,8 +562,9 @@ class Learner:
             versions: keep this many versions, this one included, for :meth:`rollback` and ``load(version=)``.
 
         Raises:
-            UserError: if nothing has been learned yet, ``versions`` is not a whole number above 0, an exemplar's file
-                cannot be copied, or the folder cannot be written; or in a callback of :meth:`learn`.
+            UserError: if nothing has been learned yet, ``versions`` is not a whole number above 0, :attr:`notes` are
+                not JSON, an exemplar's file cannot be copied, or the folder cannot be written; or in a callback of
+                :meth:`learn`.
         """
         folder = folder_of("folder", folder)
         limit = whole_number("versions", versions)
@@ -566,7 +572,8 @@ class Learner:
             raise UserError("versions: 0 keeps nothing; give 1 to keep this version alone")
         with self._alone():
             learned = self._present()
-            bookkeeping = dataclasses.replace(learned.bookkeeping, per_class=self.held_out)
+            notes = _in_json(self.notes)
+            bookkeeping = dataclasses.replace(learned.bookkeeping, per_class=self.held_out, notes=notes)
             learned = learned._replace(config=values_of(self.config, self.config.tasks), bookkeeping=bookkeeping)
             try:
                 with locked(folder):
@@ -681,6 +688,7 @@ class Learner:
     def _take(self, other: Learner, at: tuple[int, int, int] | None) -> None:
         """Become ``other``, whose file has the signature ``at``."""
         self.held_out = other.held_out
+        self.notes = other.notes
         self.config = other.config
         self._saved = other._saved
         self._place = other._place._replace(signature=at)
@@ -734,6 +742,18 @@ class Learner:
         learner.config = configured(saved_values(saved, given) | given, tasks=())
         with refusing(folder, *learner_file.COMPLETE):  # its checksums match, but another version may have written it
             learner._set_state(loaded)
+        learner.notes = json.loads(loaded.bookkeeping.notes)
         learner._place = place
         learner._answers = learner.answers.with_version(number)
         return learner
+
+
+def _in_json(notes: object) -> str:
+    """The notes of a learner as text."""
+    try:
+        if isinstance(notes, dict):
+            return json.dumps(notes)
+        problem = f"is a {type(notes).__name__}"
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = str(error)
+    raise UserError(f"notes: not a dictionary of JSON values ({problem}); give lists, numbers and strings")

@@ -1,9 +1,6 @@
 """`pycil_wsc.sklearn.ContinualClassifier`: scikit-learn's interface, and labels that were never seen in partial_fit."""
 
 import copy
-import json
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TimeoutError
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,13 +15,10 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from support.months import MONTHS, month, photos
 from support.small_learners import arrays, dies_at
-from support.small_runs import Killed
 
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.classifier.predict.answers import Answers
-from pycil_wsc.classifier.store.bookkeeping import Bookkeeping
 from pycil_wsc.errors import UserError
-from pycil_wsc.files import locked
 from pycil_wsc.sklearn import ContinualClassifier
 
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
@@ -174,33 +168,32 @@ def test_a_saved_classifier_goes_on_as_if_it_had_never_been(fitted, tmp_path):
     assert np.array_equal(loaded.predict_proba(rows), classifier.predict_proba(rows))
     assert loaded.classes_.dtype == classifier.classes_.dtype and loaded.n_features_in_ == rows.shape[1]
     files = [path for path in tmp_path.iterdir() if path.suffix != ".lock" != path.name != ".last_version"]
-    assert sorted(path.name for path in files) == ["estimator.json", "learner.safetensors"]
+    assert sorted(path.name for path in files) == ["learner.safetensors"]
     labels = np.arange(len(rows)) % 3
     one, other = (ContinualClassifier.load(tmp_path).partial_fit(rows, labels) for _ in range(2))
     assert np.array_equal(one.predict_proba(rows), other.predict_proba(rows))
     assert one.classes_.tolist() == [0, 1, 2, 5]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"parameters": {"invented": 1}}', "gone"])
-def test_a_folder_without_a_classifier_is_one_line(content, fitted, tmp_path):
-    fitted[0].save(tmp_path)
-    (tmp_path / "estimator.json").write_text(content)
-    if content == "gone":
-        (tmp_path / "estimator.json").unlink()
-    with pytest.raises(UserError, match="estimator.json: (is not a saved classifier|cannot be read).*; save") as error:
+@pytest.mark.parametrize("noted", [3, [], {"parameters": {"invented": 1}}, {"parameters": {}, "form": 3}])
+def test_a_folder_without_a_complete_classifier_is_one_line(noted, fitted, tmp_path):
+    learner = fitted[0].learner_
+    with patch.dict(learner.notes, {"ContinualClassifier": noted}):
+        learner.save(tmp_path)
+    with pytest.raises(UserError, match="is not a saved classifier.*; save") as error:
         ContinualClassifier.load(tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_beside_another_learner_is_one_line(fitted, months, tmp_path):
+def test_another_learner_is_one_line(fitted, months, tmp_path):
     fitted[0].save(tmp_path)
     small().fit(*months[0]).learner_.save(tmp_path)
-    with pytest.raises(UserError, match="estimator.json: is of another learner than the one beside it; save both"):
+    with pytest.raises(UserError, match="has a learner, but no ContinualClassifier; use pycil_wsc.Learner.load"):
         ContinualClassifier.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["numbers", "strings", "booleans"])
-def test_killed_between_the_two_files_of_a_save_the_new_learner_has_its_labels(kind, months, tmp_path):
+def test_if_the_learner_alone_was_saved_again_its_labels_are_found(kind, months, tmp_path):
     labels = {"numbers": [1.0, 10.0, 2.0], "strings": ["b", "a", "c"], "booleans": [True, False, True]}[kind]
     images = months[0][0]
     classifier = small(1).fit(images[:8], labels[:2] * 4)
@@ -214,7 +207,6 @@ def test_killed_between_the_two_files_of_a_save_the_new_learner_has_its_labels(k
 
 @pytest.mark.slow
 def test_killed_at_any_moment_of_a_save_the_folder_has_the_classifier_of_before_or_the_new_one(months, tmp_path):
-    """They have other classes, so that neither file fits the other classifier's."""
     images = months[0][0]
     old = small(1).fit(images[:8], [0, 1] * 4)
     new = small(1, batch_size=4).fit(images[8:16], ["a", "b"] * 4)
@@ -230,44 +222,16 @@ def test_killed_at_any_moment_of_a_save_the_folder_has_the_classifier_of_before_
         if survived:
             break
     assert survived and found[0] is old and found[-1] is new
-    assert "before" not in json.loads((tmp_path / "estimator.json").read_text())
 
 
-def test_two_processes_save_one_after_the_other(fitted, tmp_path):
-    classifier, rows = fitted
-    with ThreadPoolExecutor(1) as pool:
-        with locked(tmp_path, ".estimator.json.lock"):
-            saving = pool.submit(classifier.save, tmp_path)
-            with pytest.raises(TimeoutError):
-                saving.result(timeout=0.2)
-            assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
-        saving.result()
-    assert np.array_equal(ContinualClassifier.load(tmp_path).predict_proba(rows), classifier.predict_proba(rows))
-
-
-def test_after_saves_that_were_cut_short_one_after_another_the_first_is_still_there(months, tmp_path):
+def test_a_rolled_back_classifier_has_its_labels(months, tmp_path):
     images = months[0][0]
-    small(1).fit(images[:8], [0, 1] * 4).save(tmp_path)
-    for names in (["a", "b"], ["c", "d"]):
-        with patch.object(Learner, "save", side_effect=Killed), pytest.raises(Killed):
-            small(1).fit(images[8:16], names * 4).save(tmp_path)
-    assert ContinualClassifier.load(tmp_path).classes_.tolist() == [0, 1]
-
-
-def test_a_classifier_that_an_earlier_version_saved_is_loaded(fitted, tmp_path):
-    """It has the labels themselves and no fingerprint, and the learner no notes about its tasks."""
-    classifier, rows = fitted
+    classifier = small(1).fit(images[:8], [0, 1] * 4)
     classifier.save(tmp_path)
-    content = json.loads((tmp_path / "estimator.json").read_text())
-    content["labels"]["values"] = classifier.classes_.tolist()
-    del content["first"]
-    (tmp_path / "estimator.json").write_text(json.dumps(content))
-    loaded = ContinualClassifier.load(tmp_path)
-    assert np.array_equal(loaded.predict_proba(rows), classifier.predict_proba(rows))
-    loaded.learner_._saved = loaded.learner_._saved._replace(bookkeeping=Bookkeeping())
-    loaded.save(tmp_path)
-    again = ContinualClassifier.load(tmp_path)
-    assert np.array_equal(again.predict_proba(rows), classifier.predict_proba(rows))
+    classifier.partial_fit(images[8:12], [2, 3] * 2).save(tmp_path)
+    assert ContinualClassifier.load(tmp_path).classes_.tolist() == [0, 1, 2, 3]
+    classifier.learner_.rollback()
+    assert ContinualClassifier.load(tmp_path).classes_.tolist() == [0, 1]
 
 
 # ---- what it refuses -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Versions of a saved learner: what is kept, going back, and loading a new one while threads and processes ask."""
 
 import contextlib
+import copy
 import itertools
 import multiprocessing
 import os
@@ -72,6 +73,28 @@ def test_each_save_is_a_version_that_can_be_loaded(learners, saved):
     for each, learner in zip(listed, learners):
         assert each["classes"] == learner.classes and each["when"] == learner.history[-1]["when"]
     assert listed[2]["bytes"] == (saved / "learner.safetensors").stat().st_size
+
+
+def test_a_users_notes_are_those_of_the_version(learners, tmp_path):
+    learner = copy.copy(learners[0])
+    for camera in ("north gate", "yard"):
+        learner.notes = {"camera": camera}
+        learner.save(tmp_path)
+    assert Learner.load(tmp_path).notes == {"camera": "yard"}
+    assert Learner.load(tmp_path, version=1).notes == {"camera": "north gate"}
+    learner.rollback()
+    assert learner.notes == Learner.load(tmp_path).notes == {"camera": "north gate"}
+
+
+@pytest.mark.parametrize("notes", [{"a": object()}, [1], {(1, 2): 3}])
+def test_notes_that_are_no_json_are_one_line_and_the_saved_learner_stays(notes, learners, tmp_path):
+    learner = copy.copy(learners[0])
+    learner.save(tmp_path)
+    before = (tmp_path / "learner.safetensors").read_bytes()
+    learner.notes = notes
+    with pytest.raises(UserError, match="^notes: not a dictionary of JSON values .*; give lists, numbers and strings$"):
+        learner.save(tmp_path)
+    assert (tmp_path / "learner.safetensors").read_bytes() == before
 
 
 def test_only_so_many_versions_are_kept_and_the_copies_that_they_need(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -128,6 +129,7 @@ class Bookkeeping:
             which these are.
         features: of the held-out images and of some learned ones of each class; none if no image is held out, or an
             earlier version saved the learner.
+        notes: the user's (``Learner.notes``), in JSON; "{}" in learners of earlier versions.
     """
 
     held_out: Split = NO_IMAGES
@@ -137,6 +139,7 @@ class Bookkeeping:
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     images: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     features: Features = field(default_factory=Features)
+    notes: str = "{}"
 
     def counts(self, classes: Sequence[str]) -> dict[str, int]:
         """The number of held-out images of each class."""
@@ -169,6 +172,8 @@ def problem_of(bookkeeping: Bookkeeping, classes: int, tasks: int) -> str:
         return "temperature"
     if len(bookkeeping.entries) > tasks or not all(map(_is_entry, bookkeeping.entries)):
         return "history"
+    if not isinstance(json.loads(bookkeeping.notes), dict):
+        return "notes"
     return bookkeeping.features.problem(classes)
 
 

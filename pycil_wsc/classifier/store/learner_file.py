@@ -91,6 +91,7 @@ def write(
         "learned": torch.from_numpy(np.setdiff1d(bookkeeping.learned, bookkeeping.images)),
         "images": torch.from_numpy(bookkeeping.images),
         "features": _of_features(bookkeeping.features),
+        "notes": bookkeeping.notes,
     }
     content = {
         "format": FORMAT,
@@ -205,7 +206,14 @@ def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Boo
     features = _features_of(stored["features"]) if "features" in stored else Features()  # likewise
     noted = tuple(stored["entries"])
     bookkeeping = Bookkeeping(
-        held_out, stored["per_class"], stored["temperature"], noted, learned, images, features=features
+        held_out=held_out,
+        per_class=stored["per_class"],
+        temperature=stored["temperature"],
+        entries=noted,
+        learned=learned,
+        images=images,
+        features=features,
+        notes=stored.get("notes", "{}"),  # likewise
     )
     return bookkeeping, hashes
 
