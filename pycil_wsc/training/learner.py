@@ -34,7 +34,7 @@ from pycil_wsc.training.outputs import Outputs
 from pycil_wsc.training.over import Over
 from pycil_wsc.training.phase import Monitor, Phase, PhaseRun, Resume, refuse_images_and_targets
 from pycil_wsc.training.plan import Plan as MethodPlan
-from pycil_wsc.training.precision import Precision, undefined_in_bf16
+from pycil_wsc.training.precision import Precision, is_undefined_in_bf16
 from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
 from pycil_wsc.training.step.backward import Backward
 from pycil_wsc.training.step.cost import Spent
@@ -350,8 +350,7 @@ class BaseLearner(nn.Module):
     def _undefined_in_bf16(self) -> bool:
         """Whether the backbone's gradients are undefined in bf16 on the CPU; logs a warning if so."""
         name, side = self.config.convnet_type, self.batches.source.info.image_size
-        with seeding.seeded(self.config.seed, "probe"):  # does not advance the generator of the weights
-            needed = undefined_in_bf16(self.new_backbone(pretrained=False), side)
+        needed = is_undefined_in_bf16(name, self.config.convnet_options, side)
         if needed:
             logging.getLogger("pycil_wsc").warning(
                 "precision: images of side %d are too small for '%s' in bf16 on the CPU (gradients of a convolution "

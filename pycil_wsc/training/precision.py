@@ -1,13 +1,19 @@
 """The floating-point precision of a run."""
 
 import contextlib
-from collections.abc import Callable
+import functools
+import json
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
+from pycil_wsc import seeding
 from pycil_wsc.devices import computes_bf16, computes_bf16_natively
 from pycil_wsc.errors import UserError
+from pycil_wsc.networks.nets import make_backbone
+from pycil_wsc.networks.timm_models import is_timm
+from pycil_wsc.registry import backbones
 
 
 class Precision:
@@ -58,6 +64,21 @@ def resolved_precision(precision: str, device: torch.device) -> str:
     if precision == "bf16" and not computes_bf16(device):
         raise UserError(f"precision: torch has no bf16 on '{device}'; use fp32 or auto")
     return precision
+
+
+def is_undefined_in_bf16(name: str, options: Mapping[str, object], side: int) -> bool:
+    """Whether gradients of the backbone ``name`` with these ``options`` are undefined in bf16 on the CPU.
+
+    It is built for this, once a process. ``side``: that of its images.
+    """
+    registered = None if is_timm(name) else backbones[name]  # another one may take the name
+    return _probed(name, registered, json.dumps(options, sort_keys=True), side)
+
+
+@functools.lru_cache
+def _probed(name: str, registered: object, options: str, side: int) -> bool:
+    with seeding.seeded(0, "probe"):  # does not advance the generator of the weights
+        return undefined_in_bf16(make_backbone(name, json.loads(options), image_size=side), side)
 
 
 @torch.no_grad()

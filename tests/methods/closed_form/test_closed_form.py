@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from sklearn.covariance import OAS
 from support.methods import SILENT, SMALL
+from support.small_runs import Tiny
 
 from pycil_wsc import Learner, registry
 from pycil_wsc.config.loading import load, resolve
@@ -353,6 +354,25 @@ def test_a_pretrained_backbone_stays_as_it_is_unless_told_otherwise():
     cases = [({"pretrained": True}, False), ({}, True), ({"pretrained": True, "adapt": True}, True)]
     for given, adapts in [*cases, ({"adapt": False}, False)]:
         assert method.Plan(resolve(keys | given)).adapts() is adapts
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_update_builds_no_backbone(precision, monkeypatch):
+    built = []
+
+    class Counted(Tiny):
+        def __init__(self):
+            super().__init__()
+            built.append(self)
+
+    monkeypatch.setitem(registry.backbones._entries, "counted", Counted)
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (8, 8, 8, 3), np.uint8), np.repeat(["a", "b"], 4)
+    learner = Learner("ncm", convnet_type="counted", adapt=False, precision=precision, device="cpu", quiet=True)
+    learner.learn((images, labels))
+    first = len(built)
+    learner.learn((images[:1] // 2, labels[:1]))
+    assert len(built) == first > 0
 
 
 def test_a_class_of_one_image_has_finite_logits(digits, tmp_path):
