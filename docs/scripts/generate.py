@@ -25,6 +25,7 @@ RECORDS |= {
     "several passes": ABUNDANT,
     "one pass": STREAMS,
     "long tail": CLASSIFIER,
+    "pretrained": "pretrained_study",
     "largest losses": WSC,
     "averages of images": WSC,
     "averages of digits": WSC,
@@ -101,6 +102,7 @@ def recorded(name):
     import averages
     import imagenet100
     import long_tail
+    import pretrained_study
     import stream_tables
     import trace_tables
 
@@ -110,6 +112,7 @@ def recorded(name):
         "several passes": stream_tables.several_passes,
         "one pass": stream_tables.one_pass,
         "long tail": long_tail.rows,
+        "pretrained": pretrained_study.rows,
         "imagenet100": imagenet100.rows,
         "largest losses": averages.worst,
         "averages of images": averages.of_images,
@@ -136,9 +139,11 @@ def main():
     figure.draw_schedule(ROOT / "docs" / "images" / "paper_schedule.svg")
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
     import abundant
+    import pretrained_study
 
-    if abundant.rows():
-        abundant.draw(ROOT / "docs" / "images" / "abundant.svg")
+    for study, name in ((abundant, "abundant"), (pretrained_study, "pretrained_study")):
+        if study.rows():
+            study.draw(ROOT / "docs" / "images" / f"{name}.svg")
 
 
 if __name__ == "__main__":

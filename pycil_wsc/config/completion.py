@@ -143,7 +143,8 @@ def _schedule(
     equal_steps = "operations_like" not in budget.keys
     scaled = {}
     of_first = [name for name, key in keys_of(learner).items() if key.like == "batch_size"]
-    for keys, milestones in ((("init_epoch",), "init_milestones"), (learner.Plan.epoch_keys, "milestones")):
+    of_images = tuple(name for name in learner.Plan.epoch_keys if name not in learner.Plan.over_features)
+    for keys, milestones in ((("init_epoch",), "init_milestones"), (of_images, "milestones")):
         if not keys:
             scaled[milestones] = ()  # later tasks are learned without training
             continue

@@ -11,6 +11,7 @@ import torch
 
 from pycil_wsc import seeding
 from pycil_wsc.data.batches.features import FeatureSource
+from pycil_wsc.data.batches.gaussians import GaussianSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.layers import freeze
 from pycil_wsc.networks.nets import IncrementalNet
@@ -24,14 +25,14 @@ from pycil_wsc.training.trainable import Trainable
 def planned(learner: Trainable, task: Task, number: int, phase: Phase) -> PhaseRun:
     """How the loop runs the task's phase ``number``. A budget sets its length, and stretches its schedule to it.
 
-    A phase over stored features keeps its epochs: its operations are so few that they say nothing about its time.
+    A phase over features keeps its epochs: its operations are so few that they say nothing about its time.
     """
     config = learner.config
     run = PhaseRun(phase, number, config.batch_size, by_step=config.schedule_unit == "iteration")
     if not config.operations_like:
         return run
     _begin(learner, task, number, phase)
-    if not isinstance(phase.source, FeatureSource):
+    if not isinstance(phase.source, FeatureSource | GaussianSource):
         _fit(learner, task, run)
     return run
 

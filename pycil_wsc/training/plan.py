@@ -49,6 +49,7 @@ class Plan:
         plain_first_task: whether the first task is plain cross-entropy, so that learners may share its trained weights.
         epoch_keys: the keys whose sum is the number of epochs of a later task.
         own_schedules: of these, the keys of phases whose learning rate has a schedule of its own.
+        over_features: of these, the keys of phases that train on features; a budget leaves them as they are.
     """
 
     uses_memory: bool = True
@@ -72,6 +73,7 @@ class Plan:
     plain_first_task: bool = False
     epoch_keys: tuple[str, ...] = ("epochs",)
     own_schedules: tuple[str, ...] = ()
+    over_features: tuple[str, ...] = ()
 
     def __init__(self, config: LearnerConfig) -> None:
         self.config = config

@@ -167,6 +167,20 @@ def test_a_phase_over_images_after_one_over_stored_features_gets_the_budget(sett
     assert operations(finished.folder)[1] == pytest.approx(operations(theirs.folder)[1], rel=0.05)
 
 
+def test_an_alignment_on_drawn_features_keeps_its_epochs_under_a_budget(settings, monkeypatch):
+    """The operations that the first phase leaves would be thousands of them."""
+    lengths, started = [], Run.phase_started
+
+    def remember(self, task, run, first):
+        lengths.append((task.index, run.phase.name, run.epochs))
+        started(self, task, run, first)
+
+    monkeypatch.setattr(Run, "phase_started", remember)
+    keys = {"epochs": 2, "init_epoch": 2, "max_tasks": 2, "precision": "fp32", "batch_size": 4, "ca_epochs": 3}
+    run(settings, model_name="slca", **OPERATIONS | keys).execute()
+    assert lengths == [(0, "train", 2), (1, "train", 2), (1, "alignment", 3)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "foster", "wsc", "derpp"])
 def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, settings, tmp_path):

@@ -97,6 +97,7 @@ class MOS(ClassRows):
         expands = True
         epoch_keys = ("epochs", "crct_epochs")
         own_schedules = ("crct_epochs",)
+        over_features = ("crct_epochs",)
 
     network: "RoutedNet"
     means: Tensor  # of each class's features, or of its clusters: (classes, clusters, d)

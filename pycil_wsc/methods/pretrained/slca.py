@@ -95,6 +95,7 @@ class SLCA(ClassRows):
         needs_new_classes = True
         epoch_keys = ("epochs", "ca_epochs")
         own_schedules = ("ca_epochs",)
+        over_features = ("ca_epochs",)
 
         def new_samples(self, task: Task, targets: np.ndarray) -> np.ndarray:
             """Those of new classes."""
