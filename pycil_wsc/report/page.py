@@ -10,7 +10,7 @@ from typing import Any
 
 from pycil_wsc.files import write_atomically, write_json
 from pycil_wsc.report.figures.plots import figures
-from pycil_wsc.report.figures.style import drawing, to_files, to_narrow_svg
+from pycil_wsc.report.figures.style import NARROW, drawing, to_files, to_narrow_svg
 from pycil_wsc.report.groups import Group
 from pycil_wsc.report.rerun import experiment
 from pycil_wsc.report.rows import PAPER
@@ -20,7 +20,7 @@ from pycil_wsc.report.texts import HTML
 from pycil_wsc.results import Found
 
 DRAWN = 8  # figures are drawn for this many groups, those with the most runs
-WIDE = 600  # pixels: wider figures have the whole page's width, and another arrangement on a narrow screen
+WIDE = 600  # pixels: wider figures have the whole page's width
 
 
 def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Path], out: Path) -> Path:
@@ -63,9 +63,10 @@ def _section(group: Group, undrawn: bool, out: Path) -> dict[str, Any]:
                 slug = f"{plot.slug}-{group.slug}"
                 width = round(96 * plot.figure.get_figwidth())
                 _write(out / "figures", slug, files)
-                narrow = _address(to_narrow_svg(plot.figure)) if width > WIDE else ""
+                narrow = _address(to_narrow_svg(plot.figure)) if width > 96 * NARROW else ""
                 image = _address(files["svg"])
-                shown.append({"slug": slug, "plot": plot, "image": image, "narrow": narrow, "width": width})
+                size = {"width": width, "wide": width > WIDE}
+                shown.append({"slug": slug, "plot": plot, "image": image, "narrow": narrow, **size})
     if group.setting.validation_split:
         write_winners(group, out)
     if not group.tasks:

@@ -62,11 +62,11 @@ def screens(tmp_path_factory):
 
 
 def small_report(folder):
-    """The page of a report with a figure of curves, in two panels, and one of maps."""
+    """The page of a report with figures of curves in two panels, of one panel, and of maps."""
     from pycil_wsc.report import page
 
     def some(group):
-        return (plot for plot in figures(group) if plot.slug in ("curves", "matrix-m10"))
+        return (plot for plot in figures(group) if plot.slug in ("curves", "accuracy-time", "matrix-m10"))
 
     figures = page.figures
     made = [synthetic.result(name, memory, classes=20) for name in ("replay", "wsc") for memory in (10, 100)]
@@ -103,7 +103,7 @@ def font(size):
 @pytest.mark.parametrize("width", [COMPUTER, TELEPHONE])
 def test_every_figure_is_seen_whole_and_its_text_can_be_read(width, screens):
     page = screens[width]
-    assert page["width"] <= width and len(page["images"]) == 2
+    assert page["width"] <= width and len(page["images"]) == 3
     for image in page["images"]:
         assert 0 <= image["left"] < image["right"] <= width
         assert 9 * image["scale"] >= 10  # pixels of the smaller axis labels

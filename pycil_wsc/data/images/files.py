@@ -70,9 +70,8 @@ def read_folder(name: str, path: Path) -> Dataset:
     classes = _classes(path, parts, f"{path}/{{train,val}}/<class>/*.jpg")
     left_out: Counter[str] = Counter()
     splits = [_split(part, classes, left_out) for part in parts]
-    problem = f"has no {_image_files(left_out)}; add some, or remove the class's folder from both parts"
     for part, split in zip(parts, splits):
-        check_targets(str(part), split.targets, list(classes), problem)
+        check_targets(str(part), split.targets, list(classes), _why_empty(part, classes, split.targets))
     train, test = splits
     return Dataset(info_of_files(name, classes), train, test, left_out=left_out)
 
@@ -102,6 +101,17 @@ def read_task_folder(name: str, path: Path) -> Dataset:
         raise UserError(f"{parts[0]}: no {_image_files(left_out)} in its class folders; add some")
     test = others[0] if others else Split(train.images[:0], train.targets[:0])
     return Dataset(info_of_files(name, classes), train, test, left_out=left_out)
+
+
+def _why_empty(part: Path, classes: Mapping[str, Sequence[str]], targets: np.ndarray) -> str:
+    """What is wrong with the first class that has no image in ``part``; "" if all have some."""
+    empty = np.flatnonzero(np.bincount(targets, minlength=len(classes)) == 0)
+    if not len(empty):
+        return ""
+    name = list(classes)[empty[0]]
+    left_out: Counter[str] = Counter()
+    _split(part, {name: classes[name]}, left_out)
+    return f"has no {_image_files(left_out)}; add some, or remove the class's folder from both parts"
 
 
 def _image_files(left_out: Mapping[str, int]) -> str:

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from pycil_wsc.report.texts import data_file
 from pycil_wsc.results.identity import without_consolidation
@@ -25,6 +26,7 @@ INK, SURFACE = "#24292f", "#fefefe"
 LOOKS = data_file("methods.json")
 COLUMN, PAGE = 5.9, 12.0  # inches at 96 pixels: widths of one column and of the whole page
 NARROW = 3.8  # and of a telephone's screen
+TICKS = 4  # intervals of an axis on it
 Style = dict[str, Any]  # keyword arguments of plot
 
 
@@ -136,6 +138,8 @@ def stack(figure: Figure) -> None:
         ax.tick_params(labelleft=True, labelbottom=True)
         ax.set_xlabel(ax.get_xlabel() or below)
         ax.set_ylabel(panels[0].get_ylabel())
+        if isinstance(ax.xaxis.get_major_locator(), MaxNLocator):
+            ax.locator_params(axis="x", nbins=TICKS)
     legend_height = 0.0
     for legend in figure.legends:
         legend_height += legend.get_window_extent().height / figure.dpi
