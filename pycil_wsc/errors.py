@@ -109,6 +109,8 @@ def one_line(text: object) -> str:
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the known name closest to ``name``, or a list of known names if none is similar."""
     text = str(name)
+    if text.startswith("["):
+        return "; close the list with ]"
     if "," in text:
         return f"; several values are a list: [{shown(text)}]"
     known = sorted(known)

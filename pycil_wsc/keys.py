@@ -236,8 +236,11 @@ def _hint(value: Json, wanted: Type) -> str:
     """What may be meant by a string with a comma: a number, or several values."""
     if not isinstance(value, str) or "," not in value:
         return ""
+    if value.startswith("["):
+        return "; close the list with ]"
     if float in _options(wanted) and re.fullmatch(r"-?\d+,\d+", value):
-        return f"; write a decimal point: {value.replace(',', '.')}; two values are a list: [{value}]"
+        values = ", ".join(str(int(part)) for part in value.split(","))
+        return f"; write a decimal point: {value.replace(',', '.')}; two values are a list: [{values}]"
     return f"; several values are a list: [{shown(value)}]"
 
 

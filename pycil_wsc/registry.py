@@ -79,6 +79,8 @@ class Registry(UserDict):
         return entry
 
     def __missing__(self, name: str) -> NoReturn:
+        if _broken:
+            _check_torch()
         note = self.notes.get(comparable(str(name)), "")
         raise UserError(f"unknown {self.what} '{shown(name)}'{did_you_mean(name, self)}{note}{left_out_hint()}")
 
@@ -108,6 +110,15 @@ def _origin(entry: object) -> str:
     """Where an entry is defined."""
     function = entry[0] if isinstance(entry, tuple) else entry
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
+
+
+def _check_torch() -> None:
+    """Raise :class:`UserError` if torch cannot be imported, which nearly all modules need."""
+    try:
+        importlib.import_module("torch")
+    except Exception as error:
+        remedy = "repair it, for example by pip install --force-reinstall torch"
+        raise UserError(f"torch cannot be imported ({_reason(error)}); {remedy}") from None
 
 
 def left_out() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import difflib
 import json
 import logging
 import threading
@@ -53,6 +54,7 @@ from pycil_wsc.classifier.update.held_out import ONE_OF
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.update import ONE_AT_A_TIME, Before, updated
 from pycil_wsc.config.completion import complete
+from pycil_wsc.config.options import KEYS
 from pycil_wsc.data.images.files import line_of
 from pycil_wsc.data.images.sources import Source, read_listed, read_source
 from pycil_wsc.data.types import Dataset
@@ -111,7 +113,11 @@ class Learner:
             raise UserError(f"on_progress: {on_progress!r} cannot be called; give a function, or None")
         given = of_learner(keys)
         given |= {first: given[later] for later, first in FIRST.items() if later in given and first not in given}
-        self.config = complete(given | {"model_name": name})
+        try:
+            self.config = complete(given | {"model_name": name})
+        except UserError:
+            _refuse_misspelt(keys)
+            raise
         self.out = None if out is None else folder_of("out", out)
         self.quiet = quiet
         self.on_progress = on_progress
@@ -746,6 +752,14 @@ class Learner:
         learner._place = place
         learner._answers = learner.answers.with_version(number)
         return learner
+
+
+def _refuse_misspelt(keys: Mapping[str, object]) -> None:
+    """Raise a :class:`UserError` for a key that is nearly one of the learner's own arguments."""
+    for name in keys:
+        near = difflib.get_close_matches(name, ("out", "quiet", "held_out", "on_progress"), n=1, cutoff=0.85)
+        if near and name not in KEYS:
+            raise UserError(f"unknown key '{name}'; did you mean '{near[0]}'?")
 
 
 def _in_json(notes: object) -> str:

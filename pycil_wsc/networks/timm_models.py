@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import logging
+import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -205,6 +206,11 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise UserError(
             f"pretrained: {path} cannot be read ({error.strerror or error}); give true, or a file"
+        ) from None
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"pretrained: {path} holds Python objects, which are not loaded; save its tensors: "
+            "torch.save(model.state_dict(), path)"
         ) from None
     except Exception as error:  # its type depends on the format
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -346,8 +346,9 @@ class WSCCallback(TrainerCallback):
 
 
 def _check_names(options: Mapping[str, object]) -> None:
-    """Raise TypeError if an option is none of :class:`WeightSpaceConsolidation`."""
+    """Raise TypeError if an option of the callback is none of :class:`WeightSpaceConsolidation`."""
     known = inspect.signature(WeightSpaceConsolidation).parameters.keys() - {"named_parameters"}
+    own = inspect.signature(WSCCallback).parameters.keys() - {"options"}
     for name, value in options.items():
         if name in known:
             continue
@@ -356,8 +357,8 @@ def _check_names(options: Mapping[str, object]) -> None:
             for argument, rule in (("reset", Blend), ("average", Average))
             if name in rule.__dataclass_fields__
         ]
-        near = [f"did you mean '{alike}'?" for alike in difflib.get_close_matches(name, known, n=1)]
-        hint = f"give {' or '.join(places)}" if places else next(iter(near), f"known: {', '.join(sorted(known))}")
+        near = [f"did you mean '{alike}'?" for alike in difflib.get_close_matches(name, known | own, n=1)]
+        hint = f"give {' or '.join(places)}" if places else next(iter(near), f"known: {', '.join(sorted(known | own))}")
         raise TypeError(f"WSCCallback has no option '{name}'; {hint}")
 
 

@@ -20,7 +20,7 @@ from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash,
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.corrections import corrections_in
 from pycil_wsc.classifier.update.held_out import rows_of
-from pycil_wsc.classifier.update.known_images import learns_once
+from pycil_wsc.classifier.update.known_images import contradictions, learns_once
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status, is_turned
 from pycil_wsc.data.images.paths import names_in
@@ -45,6 +45,7 @@ class Findings:
         duplicates: (image, what it equals): another of these images or, as text, one that the learner keeps or has
             learned, such as "an exemplar of 'cat'". Images are given by file name, or by position, counted from 0.
         relabelled: (image, the class that it was learned with), of images that come with another class now.
+        contradictory: (image, its class, another class with which the same image is there, too).
         near_empty: the classes with few readable images, and how many.
         left_out: suffix -> number of files in the folders that are not read as images.
         near_duplicates: (image, what it nearly equals), as ``duplicates``: images that were saved again or resized.
@@ -76,12 +77,13 @@ class Findings:
     similar_names: list[tuple[str, str]] = field(default_factory=list)
     doubtful: list[tuple[Key, str, str]] = field(default_factory=list)
     turned: int = 0
+    contradictory: list[tuple[Key, str, str]] = field(default_factory=list)
 
     @property
     def fine(self) -> bool:
         """Whether nothing was found. Files that are left out count if they are pictures by their suffix."""
         lists = [self.unreadable, self.duplicates, self.relabelled, self.near_empty, self.learned_before]
-        lists += [self.near_duplicates, self.in_test, self.similar_names]
+        lists += [self.near_duplicates, self.in_test, self.similar_names, self.contradictory]
         if are_pictures(self.left_out):
             return False
         return not any(lists) and not (self.shift and self.shift.alarm)
@@ -91,6 +93,7 @@ class Findings:
         lines += [f"unreadable: {why}" for _, why in self.unreadable]
         lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
         lines += [f"another class: {image} was learned as '{former}'" for image, former in self.relabelled]
+        lines += [f"two classes: {image} is of '{name}' and of '{other}'" for image, name, other in self.contradictory]
         lines += [f"near-duplicate: {image} is nearly {other}" for image, other in self.near_duplicates]
         lines += [f"in the test: {image} is the test image {other}" for image, other in self.in_test]
         lines += [f"similar names: '{name}' and '{other}'" for name, other in self.similar_names]
@@ -155,7 +158,16 @@ def findings_in(
         _similar_names(part.info.classes, present.held.info.classes if present else ()),
         _doubtful(part, keys, once, answers, config.seed),
         0 if split.in_memory else sum(map(is_turned, names_in(split.images[readable]))),
+        _contradictory(part, looked, keys),
     )
+
+
+def _contradictory(part: Dataset, looked: Looked, keys: Sequence[Key]) -> list[tuple[Key, str, str]]:
+    """Images that are there with two classes: each but the first, its class, and the first one's."""
+    rows = np.flatnonzero(looked.readable)
+    names, targets = part.info.classes, part.train.targets[rows]
+    found = contradictions(_as_items(looked.hashes)[rows], targets)
+    return [(keys[rows[row]], names[targets[row]], names[targets[first]]) for row, first in found]
 
 
 class Looked(NamedTuple):

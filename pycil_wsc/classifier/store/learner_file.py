@@ -145,10 +145,13 @@ def read(folder: Path, version: int | None = None) -> tuple[SavedLearner, int]:
     ``version``: the number of one that is kept; None: the present one. Raises a :class:`UserError` if it is missing or
     damaged, or not a learner.
     """
-    if not exists(folder):
-        raise UserError(f"{folder}: no saved learner there; give a folder written by Learner.save")
     what, remedy = COMPLETE
     others = [number for number in versions.kept(folder) if number]
+    if not exists(folder):
+        if not others:
+            raise UserError(f"{folder}: no saved learner there; give a folder written by Learner.save")
+        if version is None:
+            raise UserError(f"{folder}: {FILE} is missing; load another version, such as version={others[-1]}")
     if version is None and others:
         remedy = f"its present version is damaged: load another one, such as version={others[-1]}, or {remedy}"
     with refusing(folder, what, remedy):
@@ -312,4 +315,4 @@ def _numbers(*values: object) -> bool:
 
 def _check(fits: object, what: str) -> None:
     if not fits:
-        raise ValueError(f"its {what} do not fit the rest")
+        raise ValueError(f"{what}: not what the rest needs")

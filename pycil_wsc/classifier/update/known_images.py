@@ -50,6 +50,7 @@ def new_images(
     Of those that it learned with another class, exemplars are dropped, and the bookkeeping forgets the classes.
     """
     names = part.info.classes
+    _say_contradictions(part, digests, say)
     keeps_both = learns_once(method) and not takes_out(method)
     corrections = corrections_in(digests, part.train.targets, names, learner)
     to_relearn = corrections.rows[:0] if keeps_both else corrections.rows
@@ -74,6 +75,25 @@ def new_images(
         learned = without_former(bookkeeping.learned, corrected, known)
         bookkeeping = replace(bookkeeping, learned=learned)
     return NewImages(rest, digests[is_new], relearned, without_exemplars(learner, gone), bookkeeping, relabelled)
+
+
+def contradictions(contents: np.ndarray, targets: np.ndarray) -> list[tuple[int, int]]:
+    """(row, first row of the same content) of rows whose class is not that of the first: (n,), (n,)."""
+    _, first, place = np.unique(contents, return_index=True, return_inverse=True)
+    earlier = first[place.reshape(-1)]
+    rows = np.flatnonzero(targets != targets[earlier])
+    return list(zip(rows.tolist(), earlier[rows].tolist(), strict=True))
+
+
+def _say_contradictions(part: Dataset, digests: np.ndarray, say: Say) -> None:
+    targets, names = part.train.targets, part.info.classes
+    found = contradictions(digests, targets)
+    if not found:
+        return
+    row, first = found[0]
+    image = f"image {row}" if part.train.in_memory else str(part.train.images[row])
+    classes = f"'{names[targets[first]]}' and '{names[targets[row]]}'"
+    say(f"two classes have the same image in {len(found)} cases, such as {image} ({classes}); leave one of them out")
 
 
 def _is_new(

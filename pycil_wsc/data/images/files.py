@@ -373,7 +373,10 @@ def open_file(path: str) -> Image.Image:
 
 
 def _reduced(path: str, most: int) -> Image.Image | None:
-    """A JPEG file, to be decoded at reduced size: at most ``most`` pixels. None if that cannot be done."""
+    """A JPEG file, to be decoded at reduced size: at most ``most`` pixels. None if it is no JPEG file.
+
+    Raises :class:`UserError` if it is too large for that.
+    """
     try:
         image = JpegImagePlugin.JpegImageFile(path)
     except SyntaxError:  # another format
@@ -385,7 +388,7 @@ def _reduced(path: str, most: int) -> Image.Image | None:
                 image.draft(None, (image.width // scale, image.height // scale))
                 return image
     image.close()
-    return None
+    raise UserError(f"has more than {min(LARGEST, 64 * most) // 10**6} megapixels; make it smaller")
 
 
 def decode(path: str) -> Image.Image:

@@ -165,10 +165,13 @@ def check_targets(place: str, targets: np.ndarray, names: Sequence[object] | np.
 
 
 def check_names(place: str, names: Sequence[str]) -> None:
-    """Raise a :class:`UserError`, which begins with ``place``, if two classes have the same name.
+    """Raise a :class:`UserError`, which begins with ``place``, if two classes have the same name, or one a zero byte.
 
     Classes are identified by their names where tasks are joined (:mod:`pycil_wsc.data.tasks.stream`).
     """
+    for name in names:
+        if "\0" in name:
+            raise UserError(f"{place}: class name {name!r} has a zero byte, which NumPy may cut off; leave it out")
     name, number = Counter(map(normal, names)).most_common(1)[0] if names else ("", 0)
     if number > 1:
         raise UserError(f"{place}: class name '{name}' is given twice; give each class its own name")

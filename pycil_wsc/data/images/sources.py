@@ -293,7 +293,8 @@ def _column(source: Columns, kind: str, otherwise: Sequence[str]) -> str:
         return candidates[0]
     columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in source.features.items())
     if not candidates:
-        raise UserError(f"the Hugging Face data set has no column of {kind}, only {columns}; add one with cast_column")
+        makes = "class_encode_column" if kind == "ClassLabel" else "cast_column"
+        raise UserError(f"the Hugging Face data set has no column of {kind}, only {columns}; add one with {makes}")
     more = ", ".join(repr(name) for name in candidates[1:])
     raise UserError(
         f"the Hugging Face data set has {len(candidates)} columns of {kind}, {', '.join(candidates)}; "
