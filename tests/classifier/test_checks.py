@@ -122,6 +122,17 @@ def test_images_that_a_task_was_learned_from_are_recognised_as_a_whole(learner):
     assert len(found.duplicates) == 8 + 40, "the exemplars and the held-out images"
 
 
+def test_the_same_image_with_two_classes_is_found_and_told_when_it_is_learned(capsys):
+    images, labels = noisy(5, 2)
+    images[7] = images[1]
+    learner = learned((images, labels), **QUICK, quiet=False)
+    assert "two classes have the same image in 1 cases, such as image 7 ('ant' and 'cat')" in capsys.readouterr().out
+    found = Learner("replay", **QUICK).check((images, labels))
+    assert found.contradictory == [(7, "cat", "ant")] and not found.fine
+    assert "two classes: 7 is of 'cat' and of 'ant'" in str(found)
+    assert not learner.check(noisy(5, 3)).contradictory
+
+
 def test_images_that_a_method_learns_once_are_duplicates_of_learned_ones():
     learner = learned(noisy(10, 0), name="ncm", adapt=False)
     images, labels = noisy(12, 0)

@@ -617,6 +617,9 @@ REFUSED = {
         Photos(GREY[..., None].repeat(3, -1), ["cat", "dog"], torch.from_numpy)
     ),
     "no saved learner there": lambda: Learner.load("nowhere"),
+    "unknown key 'heldout'; did you mean 'held_out'?": lambda: Learner(heldout=1),
+    "unknown key 'on_progres'; did you mean 'on_progress'?": lambda: Learner(on_progres=print),
+    "labels: class name 'a\\x00' has a zero byte": lambda: Learner().learn(([COLOUR, COLOUR], ["a", "a\0"])),
     f"{Path.home()}/nowhere: cannot be read": lambda: pycil_wsc.load("~/nowhere"),
     "folder: 'a\\x00b' has a zero byte": lambda: Learner.load("a\0b"),
     "folder: None is not the name of a folder": lambda: Learner.load(None),
@@ -690,6 +693,10 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
         (
             {"fixed_memory": False},
             "memory_per_class: has no effect with fixed_memory false; memory_size (2000)",
+        ),
+        (
+            {"name": "derpp", "memory_per_class": 9},
+            "memory_per_class: has no effect with fixed_memory false, the default of 'derpp'; memory_size (2000)",
         ),
         ({"memory_bytes": 2000}, None),
         ({"memory_per_class": 9}, None),

@@ -179,6 +179,13 @@ def test_a_learner_that_is_not_the_folders_present_version_undoes_what_it_learne
     assert learner.version == 2 and tasks_of(shelf) == 3
 
 
+def test_without_the_present_version_another_one_can_be_loaded(learners, shelf):
+    (shelf / "learner.safetensors").unlink()
+    with pytest.raises(UserError, match="learner.safetensors is missing; load another version, such as version=2"):
+        Learner.load(shelf)
+    assert_same(Learner.load(shelf, version=1), learners[0])
+
+
 def test_a_damaged_version_is_not_gone_back_to(learners, shelf):
     learner, path = Learner.load(shelf, quiet=True), shelf / "versions/000002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")

@@ -345,6 +345,16 @@ def test_a_class_without_images_is_told_which_files_it_has(mixed):
             read_source(f"folder:{mixed}")
 
 
+def test_of_a_class_without_images_in_one_part_its_own_files_are_counted(tmp_path):
+    names = ["train/a/0.png", "val/a/0.png", "train/b/0.png", "val/b/0.png"]
+    photos(tmp_path / "own", names)
+    for name in ("train/a/1.txt", "train/b/2.txt", "val/a/3.pdf", "val/b/4.jp2"):
+        (tmp_path / "own" / name).write_text("")
+    (tmp_path / "own" / "val" / "b" / "0.png").unlink()
+    with pytest.raises(UserError, match=r"val: class 'b' has no image files \(.*\), only 1 \.jp2; add some"):
+        load_dataset(f"folder:{tmp_path / 'own'}", ".")
+
+
 def test_a_plugin_adds_its_suffixes(tmp_path, monkeypatch):
     """As pillow-heif does, when it is asked to."""
     from PIL import PngImagePlugin
@@ -413,9 +423,11 @@ def test_other_images_of_too_many_pixels_are_told_the_way_out(why, tmp_path, sma
     Image.new("RGB", (20, 20)).save(path)
     with pytest.raises(UserError) as caught:
         decode(str(path))
-    limit = "Image size (400 pixels) exceeds limit of 200 pixels"
-    way = "make it smaller, or save it as JPEG: one of up to 500 megapixels is read at reduced size"
-    assert str(caught.value) == f"{path}: too large ({limit}); {way}"
+    told = "too large (Image size (400 pixels) exceeds limit of 200 pixels); make it smaller, or save it as JPEG: one "
+    told += "of up to 500 megapixels is read at reduced size"
+    if why != "PNG":
+        told = "has more than 0.0003 megapixels; make it smaller"
+    assert str(caught.value) == f"{path}: {told}"
 
 
 def test_of_what_others_send_none_is_decoded_at_reduced_size(small_limit):

@@ -286,6 +286,8 @@ def test_wrong_files_are_one_line(settings, weights, tmp_path, caplog):
     (tmp_path / "text.safetensors").write_text("hello")
     assert "is not a file of weights" in complaint(tmp_path / "text.pth")
     assert "is not a file of weights" in complaint(tmp_path / "text.safetensors")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pth")
+    assert "save its tensors: torch.save(model.state_dict(), path)" in complaint(tmp_path / "whole.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     assert "holds no tensors by name" in complaint(tmp_path / "list.pth")
     torch.save({"state_dict": {}}, tmp_path / "empty.pth")

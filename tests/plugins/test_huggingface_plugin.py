@@ -236,6 +236,7 @@ def test_training_that_ends_in_the_warm_up_keeps_its_weights_and_says_so(tmp_pat
         (dict(min_warmup=1), r"no option 'min_warmup'; give reset=Blend\(min_warmup=1\)$"),
         (dict(every=5), r"give reset=Blend\(every=5\) or average=Average\(every=5\)$"),
         (dict(retian=0.5), "no option 'retian'; did you mean 'retain'"),
+        (dict(wramup=0.2), "no option 'wramup'; did you mean 'warmup'"),
         (dict(periods=[Period(0, 0, 10), Period(5, 10, 20)], importance=moment_score()), r"Period\(before=5.*overlap"),
         (dict(periods=[Period(10, 5, 20)], importance=moment_score()), r"Period\(before=10.*give before <= start"),
         (dict(periods=[Period(0, 0, 5), Period(5, 5, 9)]), r"periods: .*source='carried'"),

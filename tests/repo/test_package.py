@@ -340,6 +340,13 @@ def test_the_error_for_an_unknown_key_names_a_learner_that_cannot_be_imported(ad
         resolve({"dataset": "digits", "model_name": "replay", "of_mine": 1})
 
 
+def test_torch_that_cannot_be_imported_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(registry, "_broken", {"pycil_wsc.methods.replay.replay": "replay.py:1: cannot be imported"})
+    with pytest.raises(UserError, match="^torch cannot be imported .*; repair it, for example by pip install"):
+        registry.learners["my_method"]
+
+
 def test_a_broken_entry_point_is_named_and_hides_no_other(monkeypatch, tmp_path):
     (tmp_path / "sound_extension.py").write_text("loaded = True")
     monkeypatch.syspath_prepend(tmp_path)

@@ -373,7 +373,7 @@ def open_file(path: str) -> Image.Image:
 
 
 def _reduced(path: str, most: int) -> Image.Image | None:
-    """A JPEG file, to be decoded at reduced size: at most ``most`` pixels. None if it is no JPEG file.
+    """A JPEG file, to be decoded at reduced size: at most ``most`` pixels. None if that cannot be done.
 
     Raises :class:`UserError` if it is too large for that.
     """
@@ -381,14 +381,16 @@ def _reduced(path: str, most: int) -> Image.Image | None:
         image = JpegImagePlugin.JpegImageFile(path)
     except SyntaxError:  # another format
         return None
-    if image.width * image.height <= LARGEST:
-        for scale in (2, 4, 8):
-            width, height = (-(-side // scale) for side in image.size)
-            if width * height <= most:
-                image.draft(None, (image.width // scale, image.height // scale))
-                return image
+    if image.width * image.height > LARGEST:
+        image.close()
+        raise UserError(f"has more than {LARGEST / 10**6:g} megapixels; make it smaller")
+    for scale in (2, 4, 8):
+        width, height = (-(-side // scale) for side in image.size)
+        if width * height <= most:
+            image.draft(None, (image.width // scale, image.height // scale))
+            return image
     image.close()
-    raise UserError(f"has more than {min(LARGEST, 64 * most) // 10**6} megapixels; make it smaller")
+    return None
 
 
 def decode(path: str) -> Image.Image:

@@ -59,7 +59,8 @@ class CLSER(Replay):
         )
         stable_decay: float = key(
             0.999,
-            "fraction of the stable average that an update keeps (0.999 is the default of the authors' program)",
+            "fraction of the stable average that an update keeps, in the n-th step at most n / (n + 1) (0.999 is the "
+            "default of the authors' program)",
             low=0,
             below=1,
         )
