@@ -84,8 +84,8 @@ def remarks(config: Config, manager: "TaskSequence") -> list[str]:
     usual = registry.learner_defaults[config.model_name].get(unused, KEYS[unused].default)
     if getattr(config, unused) != usual and unused not in method.also_reads():
         because = shown(config.fixed_memory)
-        if registry.learner_defaults[config.model_name].get("fixed_memory") == config.fixed_memory:
-            because += f", the default of '{config.model_name}'"
+        if config.by_step and not config.fixed_memory:
+            because += ", the default with memory_update 'step'"
         value = getattr(config, used)
         lines.append(f"{unused}: has no effect with fixed_memory {because}; {used} ({value}) is used instead")
     images = len(manager.train_targets)
