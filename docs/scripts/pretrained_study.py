@@ -83,8 +83,8 @@ def rows() -> list[tuple[str, ...]]:
     for name in ORDER:
         for size, of_size in sorted(every.get(name, {}).items()):
             average = beside(every[name], every[name], size, "average")
-            last = f"{mean(of_size, 'accuracy_5'):.1f}"
-            trained = [run["fitted_5"] for run in of_size.values() if "fitted_5" in run]
+            last = f"{mean(of_size, 'accuracy_4'):.1f}"
+            trained = [run["trained_4"] for run in of_size.values() if "trained_4" in run]
             fitted = f"{statistics.mean(trained):.0f}" if trained else "–"
             operations = f"{mean(of_size, 'train_flops') / baseline:.2f}"
             lines.append((method_name(name), str(size), average, last, fitted, operations))

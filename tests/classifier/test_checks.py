@@ -126,7 +126,7 @@ def test_the_same_image_with_two_classes_is_found_and_told_when_it_is_learned(ca
     images, labels = noisy(5, 2)
     images[7] = images[1]
     learner = learned((images, labels), **QUICK, quiet=False)
-    assert "two classes have the same image in 1 cases, such as image 7 ('ant' and 'cat')" in capsys.readouterr().out
+    assert "1 image comes with two classes: image 7 ('ant' and 'cat'); leave it out of one" in capsys.readouterr().out
     found = Learner("replay", **QUICK).check((images, labels))
     assert found.contradictory == [(7, "cat", "ant")] and not found.fine
     assert "two classes: 7 is of 'cat' and of 'ant'" in str(found)

@@ -21,6 +21,7 @@ from pycil_wsc.classifier.predict.familiarity import SHRINKAGE
 from pycil_wsc.config.loading import load
 from pycil_wsc.consolidation import Average
 from pycil_wsc.methods.losses import balanced_weights
+from pycil_wsc.report.texts import method_name
 from pycil_wsc.results.run_table import read
 
 ROOT = Path(__file__).parents[2]
@@ -939,6 +940,43 @@ def differences(runs, baseline, size):
     """Differences of the average accuracy from a baseline over equal seeds."""
     of_size = {seed: run["average"] for (memory, seed), run in runs.items() if memory == size}
     return [average - baseline[size, seed]["average"] for seed, average in of_size.items()]
+
+
+# ---- the study of a pre-trained transformer --------------------------------------------------------------------------
+
+
+def test_each_method_of_the_pretrained_study_has_the_value_of_its_best_trial():
+    keys = {"replay": "backbone_lr_factor", "icarl": "distill", "wsc": "wsc.retain"}
+    keys |= {"slca": "backbone_lr_factor", "slda": "shrinkage"}
+    tried = defaultdict(dict)
+    for run in read(ROOT / "results/studies/pretrained/trials.csv"):
+        tried[run["method"]][run[keys.get(run["method"], "init_lr")]] = run["average"]
+    studied = {entry["model_name"]: entry for entry in entries("pretrained")}
+    assert studied.keys() - tried.keys() == {"finetune"} and all(len(values) >= 3 for values in tried.values())
+    for method, values in tried.items():
+        chosen = studied[method][keys.get(method, "init_lr")]
+        assert values[chosen] == max(values.values()), method
+    for method in ("finetune", "icarl", "wsc"):
+        assert studied[method]["backbone_lr_factor"] == studied["replay"]["backbone_lr_factor"]
+
+
+def test_the_table_of_the_pretrained_study_is_the_records():
+    runs = defaultdict(dict)
+    for run in read(ROOT / "results/studies/pretrained/table.csv"):
+        runs[run["method"], run["memory"]][run["memory"], run["seed"]] = run
+    assert all(len(of_row) == 3 for of_row in runs.values()) and len(runs) == 14
+    _, rows = rows_after(ROOT / "docs/pretrained_study.md", "<!-- records: pretrained -->")
+    names = {method_name(method): method for method, _ in runs}
+    assert {(names[row[0]], int(row[1])) for row in rows} == set(runs)
+    replay = np.mean([run["train_flops"] for run in runs["replay", 20].values()])
+    for name, memory, average, last, trained, operations in rows:
+        mine = runs[names[name], int(memory)]
+        values = mine.values()
+        assert average == beside(mine, mine, int(memory), "average")
+        assert last == f"{np.mean([run['accuracy_4'] for run in values]):.1f}"
+        fitted = [run["trained_4"] for run in values if "trained_4" in run]
+        assert trained == (f"{np.mean(fitted):.0f}" if fitted else "–")
+        assert operations == f"{np.mean([run['train_flops'] for run in values]) / replay:.2f}"
 
 
 def test_the_table_of_classes_of_unequal_size_is_the_records():

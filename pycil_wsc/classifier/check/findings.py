@@ -89,7 +89,8 @@ class Findings:
         return not any(lists) and not (self.shift and self.shift.alarm)
 
     def __str__(self) -> str:
-        lines = [f"{self.images} images of {len(self.classes)} classes"]
+        images = "1 image" if self.images == 1 else f"{self.images} images"
+        lines = [f"{images} of {len(self.classes)} class{'es' * (len(self.classes) != 1)}"]
         lines += [f"unreadable: {why}" for _, why in self.unreadable]
         lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
         lines += [f"another class: {image} was learned as '{former}'" for image, former in self.relabelled]

@@ -93,7 +93,9 @@ def _say_contradictions(part: Dataset, digests: np.ndarray, say: Say) -> None:
     row, first = found[0]
     image = f"image {row}" if part.train.in_memory else str(part.train.images[row])
     classes = f"'{names[targets[first]]}' and '{names[targets[row]]}'"
-    say(f"two classes have the same image in {len(found)} cases, such as {image} ({classes}); leave one of them out")
+    which = "1 image comes" if len(found) == 1 else f"{len(found)} images come"
+    more = ", ..." if len(found) > 1 else ""
+    say(f"{which} with two classes: {image} ({classes}){more}; leave it out of one of them")
 
 
 def _is_new(
