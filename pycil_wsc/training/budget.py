@@ -90,12 +90,17 @@ def _of_task(learner: Trainable, task: Task) -> int:
 
 
 def replay_operations(learner: Trainable, task: Task, exemplars: float) -> float:
-    """The operations of Replay in the planned epochs of ``task``, with so many exemplars of the tasks before."""
+    """The operations of Replay in the planned epochs of ``task``, with so many exemplars of the tasks before.
+
+    What the configuration freezes is frozen there, too, but for a method that tunes a frozen transformer from outside:
+    Replay trains that.
+    """
     images = len(task.train_indices) + exemplars
     with seeding.seeded(learner.config.seed, "cost"):
         network = IncrementalNet(learner.new_backbone(pretrained=False))
         network.grow(task.num_seen)
-    freeze(network)
+    if not learner.plan.tunes:
+        freeze(network)
     network.to(learner.device).train()
     side = learner.batches.source.info.image_size
     cost = StepCost()

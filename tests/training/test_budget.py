@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.small_runs import killed_at, without_measurements, write
+from support.small_runs import OF_TWO_BLOCKS, TRANSFORMER, killed_at, without_measurements, write
 
 from main import main
 from pycil_wsc import registry
@@ -96,6 +96,18 @@ def test_phases_over_images_chosen_by_features_fit_a_budget(settings, replay):
     finished = run(settings, model_name="podnet", precision="fp32", batch_size=4, **OPERATIONS)
     finished.execute()
     assert operations(finished.folder) == pytest.approx(operations(replay[0]), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["coda_prompt", "ease"])
+def test_a_tuned_transformer_gets_the_operations_of_a_replay_that_trains_it(name, settings):
+    pytest.importorskip("timm")
+    small = TRANSFORMER | {"max_tasks": 2, "precision": "fp32", "batch_size": 4, "memory_per_class": 0}
+    replay = run(settings, model_name="replay", out=settings["out"] + "/replay", epochs=4, init_epoch=4, **small)
+    keys = small | OF_TWO_BLOCKS[name] | OPERATIONS | {"epochs": 4}
+    tuned = run(settings, model_name=name, **keys)
+    for started in (replay, tuned):
+        started.execute()
+    assert operations(tuned.folder) == pytest.approx(operations(replay.folder), rel=0.05)
 
 
 @pytest.mark.slow
