@@ -9,12 +9,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from over_seeds import ROOT, OfMethod, beside, grouped, recorded  # beside this file
+from over_seeds import ROOT, OfMethod, beside, grouped, recorded, spread  # beside this file
 
 from pycil_wsc.report.texts import method_name
 
 STUDY = ROOT / "exps" / "studies" / "pretrained.json"
-FIGURE = "![Average accuracy of each method against its training operations](images/pretrained_study.svg)"
 KEYS = {  # that the trials of a method vary; "init_lr" of the others
     "replay": "backbone_lr_factor",
     "icarl": "distill",
@@ -78,16 +77,20 @@ def rows() -> list[tuple[str, ...]]:
         return []
     baseline = mean(every["replay"][20], "train_flops")
     lines: list[tuple[str, ...]] = [
-        ("method", "exemplars per class", "average accuracy", "last task", "training accuracy", "operations")
+        ("method", "exemplars", "average accuracy", "over Finetune", "last task", "training accuracy", "operations")
     ]
+    finetune = every["finetune"][0]
     for name in ORDER:
         for size, of_size in sorted(every.get(name, {}).items()):
             average = beside(every[name], every[name], size, "average")
+            over = "–"
+            if name != "finetune":
+                over = spread([run["average"] - finetune[seed]["average"] for seed, run in of_size.items()], "+")
             last = f"{mean(of_size, 'accuracy_4'):.1f}"
             trained = [run["trained_4"] for run in of_size.values() if "trained_4" in run]
             fitted = f"{statistics.mean(trained):.0f}" if trained else "–"
             operations = f"{mean(of_size, 'train_flops') / baseline:.2f}"
-            lines.append((method_name(name), str(size), average, last, fitted, operations))
+            lines.append((method_name(name), str(size), average, over, last, fitted, operations))
     return lines
 
 

@@ -970,14 +970,39 @@ def test_the_table_of_the_pretrained_study_is_the_records():
     names = {method_name(method): method for method, _ in runs}
     assert {(names[row[0]], int(row[1])) for row in rows} == set(runs)
     replay = np.mean([run["train_flops"] for run in runs["replay", 20].values()])
-    for name, memory, average, last, trained, operations in rows:
+    finetune = runs["finetune", 0]
+    for name, memory, average, over, last, trained, operations in rows:
         mine = runs[names[name], int(memory)]
         values = mine.values()
         assert average == beside(mine, mine, int(memory), "average")
+        assert over == ("–" if mine is finetune else interval(pairs(mine, finetune, "average")))
         assert last == f"{np.mean([run['accuracy_4'] for run in values]):.1f}"
         fitted = [run["trained_4"] for run in values if "trained_4" in run]
         assert trained == (f"{np.mean(fitted):.0f}" if fitted else "–")
         assert operations == f"{np.mean([run['train_flops'] for run in values]) / replay:.2f}"
+
+
+def pairs(runs, baseline, measure):
+    """Differences of {(memory, seed): run} from a baseline with another memory, over equal seeds."""
+    others = {seed: run[measure] for (_, seed), run in baseline.items()}
+    return [run[measure] - others[seed] for (_, seed), run in runs.items()]
+
+
+def test_what_the_page_says_of_a_pretrained_transformer_is_in_its_records():
+    runs = defaultdict(dict)
+    for run in read(ROOT / "results/studies/pretrained/table.csv"):
+        runs[run["method"], run["memory"]][run["memory"], run["seed"]] = run
+    page = " ".join((ROOT / "docs/pretrained_study.md").read_text().split())
+    replay, ranpac = runs["replay", 20], runs["ranpac", 0]
+    for measure in ("average", "accuracy_4"):
+        assert interval(pairs(replay, ranpac, measure)).strip("*+") in page
+    assert "**" not in interval(pairs(replay, ranpac, "average"))
+    assert "**" in interval(pairs(replay, ranpac, "accuracy_4"))
+    assert "**" not in interval(pairs(runs["wsc", 20], replay, "average"))
+    assert "**" not in interval(pairs(runs["wsc", 4], runs["replay", 4], "average"))
+    assert "**" not in interval(pairs(runs["replay", 4], runs["finetune", 0], "average"))
+    assert np.mean(pairs(runs["replay", 4], runs["finetune", 0], "accuracy_4")) > 0
+    assert "**" in interval(pairs(runs["replay", 4], runs["finetune", 0], "accuracy_4"))
 
 
 def test_the_table_of_classes_of_unequal_size_is_the_records():
