@@ -48,6 +48,7 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
         classes.remove("bee")
     keys = {"class_means": "exemplars"} if name == "coil" else {}  # by default of images that are gone
     keys |= {"init_epoch": 2, "epochs": 2, "batch_size": 16, "checkpoint_seconds": 3600} | suited(name)
+    keys["precision"] = "fp32"  # in which a learner predicts
     folder, result = executed(listed(tmp_path, months, model_name=name, nme=False, **keys))
     assert len(result["curve"]) == len(months) and np.isfinite(result["train_loss"][-1]).all()
     learner = learned(months[0], name=name, **keys)

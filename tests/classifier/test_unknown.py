@@ -365,7 +365,7 @@ def test_a_damaged_file_of_features_is_refused(ncm, tmp_path):
     learner = copy.deepcopy(ncm)
     learner._saved = learner._saved._replace(bookkeeping=noted)
     learner.save(tmp_path / "shelf")
-    with pytest.raises(UserError, match="features do not fit"):
+    with pytest.raises(UserError, match="features: not what the rest needs"):
         Learner.load(tmp_path / "shelf")
 
 

@@ -722,7 +722,7 @@ FOLDER_DEFECTS = {  # -> (damage to the data, path in the message, another part 
     "a class of other files": (
         lambda root: (root / "val" / "C" / "1.png").rename(root / "val" / "C" / "1.tga"),
         "val",
-        ".webp), only 1 .tga, 1 .txt; add some",
+        ".webp), only 1 .tga; add some",
     ),
 }
 

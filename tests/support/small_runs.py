@@ -124,7 +124,7 @@ SETTINGS = {  # three tasks of two classes, a schedule that takes seconds
 # the keys of the runs that are stopped; a warm-up has two epochs
 STOPPED = {"exemplars": "random", "wsc.warmup": 0.5, "wsc.average_every": 2}
 PROTOTYPES = ("il2a", "pass", "ssre")  # their constants are for a hundred epochs
-FASTER = {"init_lr": 0.01, "lrate": 0.01, "lambda_fkd": 0.1, "lambda_proto": 0.1}
+FASTER = {"init_lr": 0.01, "lrate": 0.01, "lambda_fkd": 0.1, "lambda_proto": 0.1, "precision": "fp32"}
 LARGER = {  # with "tiny" as it is they learn little in so few epochs
     "beef": {"convnet_options.width": 32},
     "foster": {"convnet_options.width": 32},
