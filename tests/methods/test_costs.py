@@ -158,7 +158,10 @@ STATED = {  # what the pages say of each method, from the relative costs (9 late
     "duct": lambda cost: f"{cost[0, 0]:g} in training, {cost[0, 1]} in training the head again",
     "aper_finetune": lambda cost: f"{cost[0, 0]:g} in the second task; afterwards features once, 0.67 per image",
     "sam": lambda cost: f"{cost[0, 0]:g}",
-    "cls_er": lambda cost: f"{cost[0, 1]:g}, and {cost[0, 0]} for each exemplar of a batch",
+    "cls_er": lambda cost: (  # of "task"; in a step of the other, the network sees what is drawn twice
+        f"1 for each image of the batch and {2 + cost[0, 0]:g} for each one drawn; with "
+        f'`"memory_update": "task"` {cost[0, 1]:g}, and {cost[0, 0]} for each exemplar of a batch'
+    ),
     "gem": lambda cost: "2 + exemplars / `batch_size`" if cost[0, 0] == 2 + 10 / 10 else f"{cost[0, 0]}",
     "lwf, icarl, wa, rmm-icarl, dgr": lambda cost: f"{cost[0, 0]}",
     "coil": lambda cost: f"{cost[0, 0]}, and a pass over the exemplars and new images every `transport_steps`",

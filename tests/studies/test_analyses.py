@@ -171,6 +171,7 @@ def test_the_training_accuracy_is_that_of_the_trained_weights_on_the_plain_image
     config = resolve(
         settings
         | {"model_name": name, "analyse": ["training_accuracy"], "save_weights": "every", "memory_per_class": 12}
+        | {"precision": "fp32"}  # in which saved weights predict
     )
     run = Run(config, load_dataset(config.dataset, "."))
     result = run.execute()
