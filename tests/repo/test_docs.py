@@ -304,6 +304,17 @@ def quick_learners(monkeypatch, **quick):
     monkeypatch.setattr(learner, "Learner", Quick)
 
 
+@prepares("pretrained_study.md")
+def prepare_pretrained_study(monkeypatch):
+    Path("results").symlink_to(ROOT / "results")
+    return {}
+
+
+@checks("pretrained_study.md")
+def check_pretrained_study(names, output):
+    assert "finetune" in output and "64.39" in output
+
+
 @prepares("index.md")
 def prepare_index(monkeypatch):
     quick_learners(monkeypatch)
