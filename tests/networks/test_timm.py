@@ -309,7 +309,7 @@ def test_a_file_of_weights_runs_no_code(settings, tmp_path):
             return (open, (str(tmp_path / "ran"), "w"))
 
     torch.save({"conv1.weight": Sabotage()}, tmp_path / "evil.pth")
-    with pytest.raises(UserError, match="is not a file of weights"):
+    with pytest.raises(UserError, match="holds Python objects, which are not loaded; save its tensors"):
         run(settings, "resnet18", pretrained=str(tmp_path / "evil.pth"))
     assert not (tmp_path / "ran").exists()
 
