@@ -6,6 +6,7 @@ python docs/scripts/pretrained_study.py    # writes the chosen values into exps/
 
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ KEYS = {  # that the trials of a method vary; "init_lr" of the others
 LIKE_REPLAY = ("finetune", "icarl", "wsc")  # take its rate of the backbone
 RATES = ("init_lr", "lrate")  # are equal
 ORDER = ("finetune", "replay", "wsc", "icarl", "slca", "l2p", "coda_prompt", "ease", "aper_adapter", "ranpac", "slda")
+
+
+LABELS = {"wsc": ("right", -8, -4), "finetune": ("center", 0, 9)}  # where points are near others
 
 
 # ---- the trials ------------------------------------------------------------------------------------------------------
@@ -65,7 +69,7 @@ def choose() -> None:
 # ---- the study -------------------------------------------------------------------------------------------------------
 
 
-def runs() -> dict[str, OfMethod]:
+def runs() -> Mapping[str, OfMethod]:
     """{method: {exemplars per class: {seed: run}}}."""
     return grouped("pretrained", lambda run: run["method"])
 
@@ -127,10 +131,17 @@ def draw(path: Path) -> None:
         axis.plot(point["operations"], point["average"], "o", color=color, markersize=4 + 0.3 * point["exemplars"])
         memory = f", {point['exemplars']}" if point["exemplars"] else ""
         place = point["operations"], point["average"]
+        side, across, down = LABELS.get(point["method"], ("left", 8, -4))
         axis.annotate(
-            method_name(point["method"]) + memory, place, (6, -3), textcoords="offset points", fontsize=9, color=color
+            method_name(point["method"]) + memory,
+            place,
+            (across, down),
+            textcoords="offset points",
+            fontsize=11,
+            color=color,
+            ha=side,
         )
-    axis.set_xscale("log")
+    axis.set_xlim(-0.03, 1.25)
     axis.set_xlabel("training operations, relative to Replay with 20 exemplars per class", color=OTHER)
     axis.set_ylabel("average accuracy, %", color=OTHER)
     axis.tick_params(colors=TEXT, labelcolor=OTHER)
