@@ -109,10 +109,8 @@ def one_line(text: object) -> str:
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the known name closest to ``name``, or a list of known names if none is similar."""
     text = str(name)
-    if text.startswith("["):
-        return "; close the list with ]"
-    if "," in text:
-        return f"; several values are a list: [{shown(text)}]"
+    if hint := list_hint(text):
+        return hint
     known = sorted(known)
     alike = {comparable(name): name for name in reversed(known)}
     near = difflib.get_close_matches(comparable(text[:LONGEST_NAME]), alike, n=1, cutoff=NEAR)
@@ -120,6 +118,13 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
         return f"; did you mean '{alike[near[0]]}'?"
     more = f", and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
     return f"; known: {', '.join(known[:MOST_NAMED])}{more}"
+
+
+def list_hint(text: str) -> str:
+    """How several values are written, if ``text`` looks like some; "" otherwise."""
+    if text.startswith("["):
+        return "; close the list with ]"
+    return f"; several values are a list: [{shown(text)}]" if "," in text else ""
 
 
 def comparable(name: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from pycil_wsc.errors import UserError, shown
+from pycil_wsc.errors import UserError, list_hint, shown
 from pycil_wsc.files import Json
 
 DECIDES = {  # what a key may decide
@@ -236,12 +236,10 @@ def _hint(value: Json, wanted: Type) -> str:
     """What may be meant by a string with a comma: a number, or several values."""
     if not isinstance(value, str) or "," not in value:
         return ""
-    if value.startswith("["):
-        return "; close the list with ]"
     if float in _options(wanted) and re.fullmatch(r"-?\d+,\d+", value):
         values = ", ".join(str(int(part)) for part in value.split(","))
         return f"; write a decimal point: {value.replace(',', '.')}; two values are a list: [{values}]"
-    return f"; several values are a list: [{shown(value)}]"
+    return list_hint(value)
 
 
 def _described(wanted: Type) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from over_seeds import ROOT, OfMethod, beside, grouped, recorded, spread  # beside this file
+from over_seeds import ROOT, OfMethod, grouped, recorded, spread  # beside this file
 
 from pycil_wsc.report.texts import method_name
 
@@ -25,8 +25,6 @@ KEYS = {  # that the trials of a method vary; "init_lr" of the others
 LIKE_REPLAY = ("finetune", "icarl", "wsc")  # take its rate of the backbone
 RATES = ("init_lr", "lrate")  # are equal
 ORDER = ("finetune", "replay", "wsc", "icarl", "slca", "l2p", "coda_prompt", "ease", "aper_adapter", "ranpac", "slda")
-
-
 LABELS = {"wsc": ("right", -8, -4), "finetune": ("center", 0, 9)}  # where points are near others
 
 
@@ -86,7 +84,7 @@ def rows() -> list[tuple[str, ...]]:
     finetune = every["finetune"][0]
     for name in ORDER:
         for size, of_size in sorted(every.get(name, {}).items()):
-            average = beside(every[name], every[name], size, "average")
+            average = spread([run["average"] for run in of_size.values()], "")
             over = "–"
             if name != "finetune":
                 over = spread([run["average"] - finetune[seed]["average"] for seed, run in of_size.items()], "+")

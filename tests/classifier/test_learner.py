@@ -697,7 +697,8 @@ def test_lines_and_a_bar_unless_quiet(months, capsys):
         ),
         (
             {"name": "derpp", "memory_per_class": 9},
-            "memory_per_class: has no effect with fixed_memory false, the default with memory_update 'step'; memory_",
+            "memory_per_class: has no effect with fixed_memory false, the default with memory_update 'step'; "
+            "memory_size (2000) is used instead",
         ),
         ({"memory_bytes": 2000}, None),
         ({"memory_per_class": 9}, None),

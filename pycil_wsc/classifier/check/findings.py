@@ -20,7 +20,7 @@ from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash,
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.corrections import corrections_in
 from pycil_wsc.classifier.update.held_out import rows_of
-from pycil_wsc.classifier.update.known_images import contradictions, learns_once
+from pycil_wsc.classifier.update.known_images import contradictions, first_alike, learns_once
 from pycil_wsc.config.options import Config
 from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status, is_turned
 from pycil_wsc.data.images.paths import names_in
@@ -343,8 +343,7 @@ def _duplicates(keys: Sequence[Key], looked: Looked, known: Mapping[bytes, str])
     items = _as_items(looked.hashes)
     others: dict[int, Key] = {}
     rows = np.flatnonzero(looked.readable)
-    _, first, places = np.unique(items[rows], return_index=True, return_inverse=True)
-    first_like = rows[first][places]
+    first_like = rows[first_alike(items[rows])]
     for row in np.flatnonzero(first_like != rows).tolist():
         others[int(rows[row])] = keys[int(first_like[row])]
     others |= looked.found_in(known)

@@ -126,12 +126,17 @@ def counted(
     return [Relabelled(was=was, now=now, images=number) for (was, now), number in pairs.items()]
 
 
+def called(split: Split, row: int) -> str:
+    """What a line to the user calls an image: its file, or its position, counted from 0."""
+    return f"image {row}" if split.in_memory else str(split.images[row])
+
+
 def told(corrections: Corrections, split: Split, names: Sequence[str], known: Sequence[str], after: str) -> str:
     """A line that names the images, of which ``split`` has all of the task, and what comes of them ``after``."""
     first = corrections.first()
     some = []
     for row, was in zip(first.rows[:NAMED].tolist(), first.former[:NAMED].tolist(), strict=True):
-        image = f"image {row}" if split.in_memory else str(split.images[row])
+        image = called(split, row)
         now = names[int(split.targets[row])]
         some.append(f"{image} (was '{known[was]}', now '{now}')")
     number = len(first.rows)

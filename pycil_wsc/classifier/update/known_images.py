@@ -14,6 +14,7 @@ from pycil_wsc.classifier.store.hashes import digests_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.corrections import (
     Corrections,
+    called,
     corrections_in,
     counted,
     told,
@@ -77,10 +78,15 @@ def new_images(
     return NewImages(rest, digests[is_new], relearned, without_exemplars(learner, gone), bookkeeping, relabelled)
 
 
+def first_alike(contents: np.ndarray) -> np.ndarray:
+    """The first row of the same content as each row: (n,) -> (n,)."""
+    _, first, place = np.unique(contents, return_index=True, return_inverse=True)
+    return first[place]
+
+
 def contradictions(contents: np.ndarray, targets: np.ndarray) -> list[tuple[int, int]]:
     """(row, first row of the same content) of rows whose class is not that of the first: (n,), (n,)."""
-    _, first, place = np.unique(contents, return_index=True, return_inverse=True)
-    earlier = first[place.reshape(-1)]
+    earlier = first_alike(contents)
     rows = np.flatnonzero(targets != targets[earlier])
     return list(zip(rows.tolist(), earlier[rows].tolist(), strict=True))
 
@@ -91,7 +97,7 @@ def _say_contradictions(part: Dataset, digests: np.ndarray, say: Say) -> None:
     if not found:
         return
     row, first = found[0]
-    image = f"image {row}" if part.train.in_memory else str(part.train.images[row])
+    image = called(part.train, row)
     classes = f"'{names[targets[first]]}' and '{names[targets[row]]}'"
     which = "1 image comes" if len(found) == 1 else f"{len(found)} images come"
     more = ", ..." if len(found) > 1 else ""

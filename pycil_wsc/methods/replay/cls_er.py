@@ -53,7 +53,8 @@ class CLSER(Replay):
         )
         plastic_decay: float = key(
             0.999,
-            "fraction of the plastic average that an update keeps (0.999 is the default of the authors' program)",
+            "fraction of the plastic average that an update keeps, in the n-th step at most n / (n + 1) (0.999 is the "
+            "default of the authors' program)",
             low=0,
             below=1,
         )
