@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -158,8 +158,6 @@ class Trained(Protocol):
 
     @property
     def config(self) -> LearnerConfig: ...
-    @property
-    def stored(self) -> Any: ...
 
 
 def class_weights(counts: np.ndarray) -> np.ndarray:
@@ -280,7 +278,7 @@ class Batches:
             whole=whole,
             replayed=len(samples),
             slots=slots,
-            stored=self.learner.stored.rows(slots),
+            stored=self.learner.memory.stored.rows(slots),
         )
 
     def number(self, samples: int, batch_size: int | None = None) -> int:

@@ -5,20 +5,17 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from typing_extensions import Unpack
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.memory.choices import normalise
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import SlotValues, StreamMemory
-from pycil_wsc.data.memory.values import ExemplarValues
+from pycil_wsc.data.memory.stream import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.keys import NoOptions
@@ -75,7 +72,7 @@ class BaseLearner(nn.Module):
     * ``outputs``: features and logits of many images (:class:`.outputs.Outputs`)
     * ``over``: means, sums and norms over a batch that processes share, and its images' weights (:class:`.over.Over`)
     * ``precision``: the contexts in which the network computes (:class:`.precision.Precision`)
-    * ``memory``, and ``stored``, the values that are stored with each exemplar
+    * ``memory``, and ``memory.stored``, the values that are stored with each exemplar
 
     Attributes:
         Options: a frozen dataclass of the method's own keys (:func:`pycil_wsc.keys.key`).
@@ -135,22 +132,13 @@ class BaseLearner(nn.Module):
         self.batches = Batches(self, train_source)
         self.precision = Precision(config.precision, device, self._undefined_in_bf16)
         self.outputs = Outputs(self)
-        self.over = Over(processes)
-        self.memory = configured_memory(config, self.plan)
+        self.over = Over(processes, config.label_smoothing)
+        self.memory = configured_memory(config, self.plan, device)
         self.spent = Spent()
         self.restoring = False
         with seeding.seeded(self.config.seed, "weights"):
             self.network = self.build()
         _place(self)
-
-    @functools.cached_property
-    def stored(self) -> Any:
-        """Values that the method stores for each exemplar (:class:`.values.ExemplarValues`), or for each slot of a
-        memory that steps fill (:class:`.stream.SlotValues`). Made at the first use: PyCIL's scripts give data last.
-        """
-        if isinstance(self.memory, StreamMemory):
-            return SlotValues(self.memory, self.device)
-        return ExemplarValues(len(self.manager.train_targets), self.device)
 
     # ---- hooks, in the order in which they are called ----------------------------------------------------------------
 
@@ -224,10 +212,6 @@ class BaseLearner(nn.Module):
 
     def end_task(self, task: Task) -> None:
         """Called after training, before exemplars are chosen and the network is tested."""
-
-    def measured_quotas(self, task: Task) -> Sequence[int] | None:
-        """``plan.quotas`` when the network has been trained, if they depend on it: see ``Plan.measures_quotas``."""
-        return self.plan.quotas(task, self.manager)
 
     def after_memory(self, task: Task) -> None:
         """Called when the exemplars of the task are chosen, before the test: to store their logits, for example."""
@@ -314,33 +298,6 @@ class BaseLearner(nn.Module):
         groups = parameter_groups(parameters, weight_decay, depths, self.config)
         return registry.optimizers[self.config.optimizer](groups, self.config)
 
-    def cross_entropy(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        classes: Tensor | None = None,
-        weighted: bool = True,
-        reduction: str = "mean",
-    ) -> Tensor:
-        """The mean cross-entropy with ``label_smoothing``: (n, classes) float32, (n,) -> scalar.
-
-        With ``"class_balance": "weights"``, each image has the weight of its class (:meth:`.over.Over.weighted`).
-
-        Args:
-            logits: of n rows, by default of the batch's images.
-            targets: the columns that are right.
-            classes: the class of each row, if they are not the batch's images in their order.
-            weighted: False: rows are not images, such as prototypes.
-            reduction: "none" for that of each row, (n,), without weights, to be averaged by ``self.over``.
-        """
-        smoothing = self.config.label_smoothing
-        if reduction == "none":
-            return cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-        if not weighted or self.over.weights.rows is None:
-            return cross_entropy(logits, targets, label_smoothing=smoothing)
-        errors = cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-        return self.over.weighted(errors, classes).mean()
-
     def new_backbone(self, pretrained: bool | str | None = None) -> Backbone:
         """A new backbone as configured, with its frozen parts marked; ``pretrained`` overrides the configuration."""
         source = self.batches.source
@@ -404,14 +361,13 @@ class BaseLearner(nn.Module):
         if self.memory.tasks > task.index:
             return
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
-        quotas = self.measured_quotas(task)
+        quotas = self.plan.quotas(task, self.manager)
         self.memory.update(task, self.manager.train_targets, self.outputs.features, rng, self.processes.map, quotas)
-        self.stored.keep(self.memory.indices)
 
     def get_extra_state(self) -> State:
         return {
             "memory": self.memory.state_dict(),
-            "stored": self.stored.state_dict(),
+            "stored": self.memory.stored.state_dict(),
             "spending": self.spent.state_dict(),
             "images_trained": self.spent.images,
             "train_flops": self.spent.operations,
@@ -421,7 +377,7 @@ class BaseLearner(nn.Module):
 
     def set_extra_state(self, state: State) -> None:
         self.memory.load_state_dict(state["memory"])
-        self.stored.load_state_dict(state.get("stored", {}))  # missing in states of earlier versions
+        self.memory.stored.load_state_dict(state.get("stored", {}))  # missing in states of earlier versions
         if "spending" in state:  # missing in states of earlier versions
             self.spent.load_state_dict(state["spending"])
         self.spent.images = state["images_trained"]
@@ -469,11 +425,13 @@ def _complete_plan(cls: type[BaseLearner]) -> None:
             raise UserError(f"{cls.__qualname__}.Plan.{name}: there is no such name{did_you_mean(name, near)}")
 
 
-def configured_memory(config: LearnerConfig, plan: MethodPlan) -> ExemplarMemory:
+def configured_memory(
+    config: LearnerConfig, plan: MethodPlan, device: torch.device = torch.device("cpu")
+) -> ExemplarMemory:
     """An empty memory as configured, of a method with this ``plan``."""
     capacity = functools.partial(capacity_of, config, plan)
     strategy = "ring" if plan.ring else config.exemplars
-    sizes = config.fixed_memory, config.memory_per_class, config.memory_size, strategy, capacity
+    sizes = config.fixed_memory, config.memory_per_class, config.memory_size, strategy, capacity, device
     return StreamMemory(*sizes, plan.presented) if config.by_step else ExemplarMemory(*sizes)
 
 

@@ -72,7 +72,7 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
                 phase.optimizer.step()
                 learner.after_step()
                 if batch.entering:
-                    batch.entering.into(learner.memory, learner.stored, rows, processes)
+                    batch.entering.into(learner.memory, rows, processes)
                 backward.clear()
                 monitor.step(batch.weight)
         spent.images += round(phase.counted_images * run.images / len(phase.indices)) + run.drawn

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.processes import Processes
@@ -16,14 +17,42 @@ class Over:
     A loss is weighed by the process's share of the batch. With one process, these are torch's own reductions.
     """
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes, label_smoothing: float = 0.0) -> None:
         self.processes = processes
+        self.label_smoothing = label_smoothing
         self.weights = ClassWeights()
+
+    def cross_entropy(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        classes: Tensor | None = None,
+        weighted: bool = True,
+        reduction: str = "mean",
+    ) -> Tensor:
+        """The mean cross-entropy with ``label_smoothing``: (n, classes) float32, (n,) -> scalar.
+
+        With ``"class_balance": "weights"``, each image has the weight of its class (:meth:`weighted`).
+
+        Args:
+            logits: of n rows, by default of the batch's images.
+            targets: the columns that are right.
+            classes: the class of each row, if they are not the batch's images in their order.
+            weighted: False: rows are not images, such as prototypes.
+            reduction: "none" for that of each row, (n,), without weights, to be averaged by :meth:`mean`.
+        """
+        smoothing = self.label_smoothing
+        if reduction == "none":
+            return cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+        if not weighted or self.weights.rows is None:
+            return cross_entropy(logits, targets, label_smoothing=smoothing)
+        errors = cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+        return self.weighted(errors, classes).mean()
 
     def weighted(self, errors: Tensor, classes: Tensor | None = None) -> Tensor:
         """``errors`` (n,), each times the weight of its image, with ``"class_balance": "weights"``: (n,).
 
-        Outside of a step, and without weights, as they are. :meth:`~.learner.BaseLearner.cross_entropy` does it itself.
+        Outside of a step, and without weights, as they are. :meth:`cross_entropy` does it itself.
 
         ``classes``: int64 (n,), of which class each is; None: they are those of the batch's images, in their order.
         """

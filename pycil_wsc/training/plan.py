@@ -143,7 +143,7 @@ class Plan:
         return None
 
     def stored_bytes(self, num_seen: int) -> int:
-        """The bytes that are stored with each exemplar (``self.stored``) once ``num_seen`` classes are known.
+        """The bytes that are stored with each exemplar (``self.memory.stored``) once ``num_seen`` classes are known.
 
         The key ``memory_bytes`` pays for them as for the images.
         """

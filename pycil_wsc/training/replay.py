@@ -12,7 +12,7 @@ from torch import Tensor
 from pycil_wsc import seeding
 from pycil_wsc.data.batches.order import batch_slices
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import NONE, SlotValues, StreamMemory
+from pycil_wsc.data.memory.stream import NONE, StreamMemory
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.processes import Processes
 
@@ -50,9 +50,7 @@ class Entering:
     rows: Tensor
     at: Tensor
 
-    def into(
-        self, memory: ExemplarMemory, stored: SlotValues, values: Mapping[str, Tensor], processes: Processes
-    ) -> None:
+    def into(self, memory: ExemplarMemory, values: Mapping[str, Tensor], processes: Processes) -> None:
         """Let the images enter, and store a row of ``values`` with each: (B, ...), of this process's part by name."""
         assert isinstance(memory, StreamMemory)
         memory.enter(self.samples, self.labels, self.places)
@@ -62,7 +60,7 @@ class Entering:
             rows = value.detach()[self.rows]
             if processes.count > 1:
                 rows = processes.sum_(rows.new_zeros(len(self.slots), *rows.shape[1:]).index_copy_(0, self.at, rows))
-            stored.put(name, self.slots, rows)
+            memory.stored.put(name, self.slots, rows)
 
 
 def seed_of(config: LearnerConfig, what: str, task: int, *address: str | int) -> int:

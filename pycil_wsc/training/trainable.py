@@ -34,9 +34,6 @@ class Trainable(Protocol):
     restoring: bool
     plan: Plan
 
-    @property
-    def stored(self) -> Any: ...
-
     # the hooks that the loop calls
     def phases(self, task: Task) -> Iterator[Phase]: ...
     def begin_phase(self, task: Task, run: PhaseRun) -> None: ...

@@ -118,7 +118,7 @@ def test_the_images_of_a_task_are_planned_as_they_are_trained(fixed, strategy):
 
 def test_slots_keep_what_is_stored_until_another_sample_enters_and_narrower_rows_are_filled_up():
     memory = entered(StreamMemory(False, 0, 5, "reservoir"), *stream(3), [3])
-    stored = SlotValues(memory, torch.device("cpu"))
+    stored = memory.stored
     stored.put("logits", torch.tensor([2, 0]), torch.tensor([[1.0, 2], [3, 4]]))
     stored.put("task", torch.tensor([0, 1, 2]), torch.tensor([7, 8, 9]))
     stored.put("logits", torch.tensor([1]), torch.tensor([[5.0, 6, 7]]))

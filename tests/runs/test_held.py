@@ -65,7 +65,7 @@ def test_the_bytes_that_a_method_holds_are_those_of_its_networks_statistics_exem
 
 def test_the_parts_of_a_saved_learner_are_found_where_it_put_them(settings):
     learner = run_of(settings | {"model_name": "derpp", "memory_update": "task"}).learner
-    learner.stored.put("logits", np.arange(2), torch.ones(2, 3))
+    learner.memory.stored.put("logits", np.arange(2), torch.ones(2, 3))
     state = learner.state_dict()
     assert memory_of(state) == learner.memory.state_dict()
     assert stored_of(state)["logits"]["values"].tolist() == [[1.0] * 3] * 2

@@ -142,7 +142,7 @@ def assert_nothing_on_the_host(learner):
     """Each tensor that the learner holds, whether or not it is part of its state, is on the device."""
     elsewhere = [path for path, tensor in tensors_of(learner) if tensor.device != torch.device("sim", 0)]
     # the rows of exemplars, which are saved from there; `stored.tables` is on the device
-    assert not [path for path in elsewhere if not path.startswith("learner.stored.rows.")], "left on the host"
+    assert not [path for path in elsewhere if not path.startswith("learner.memory.stored.rows.")], "left on the host"
     assert tensors(learner)
 
 

@@ -209,11 +209,11 @@ def test_begin_task_sees_the_restored_state_when_a_run_resumes(settings, registe
 
     class Remembers(Replay):
         def begin_task(self, task):
-            seen.append((task.index, len(self.memory), self.stored.rows.keys() == {"index"}))
+            seen.append((task.index, len(self.memory), self.memory.stored.rows.keys() == {"index"}))
 
         def after_memory(self, task):
             indices = self.memory.indices
-            self.stored.put("index", indices, torch.from_numpy(indices)[:, None].float())
+            self.memory.stored.put("index", indices, torch.from_numpy(indices)[:, None].float())
 
     keys = {"model_name": registered(Remembers), "max_tasks": 2}
     with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 0, "epoch": 2}):
@@ -490,7 +490,7 @@ def test_quotas_may_differ_from_class_to_class(settings, registered):
 
 
 def test_values_follow_their_exemplars_and_the_rest_is_nan():
-    values = ExemplarValues(10, torch.device("cpu"))
+    values = ExemplarValues(torch.device("cpu"))
     values.put("logits", np.array([7, 2]), torch.tensor([[7.0, 70.0], [2.0, 20.0]]))
     values.put("logits", np.array([4]), torch.tensor([[4.0, 40.0, 400.0]]))
     found = values.of("logits", torch.tensor([4, 7, 0]))
@@ -506,12 +506,12 @@ class KeepsItsIndex(Replay):
     """Stores with each exemplar the mean of its pixels, and checks it wherever it comes along."""
 
     def after_memory(self, task):
-        new = self.stored.missing("mean", self.memory.indices)
+        new = self.memory.stored.missing("mean", self.memory.indices)
         parts = [x.mean((1, 2, 3)) for x, _ in self.batches.plain(new)]
-        self.stored.put("mean", new, torch.cat(parts)[:, None])
+        self.memory.stored.put("mean", new, torch.cat(parts)[:, None])
 
     def loss(self, batch):
-        stored, own = self.stored.of("mean", batch.indices)[:, 0], batch.images.mean((1, 2, 3))
+        stored, own = self.memory.stored.of("mean", batch.indices)[:, 0], batch.images.mean((1, 2, 3))
         torch.testing.assert_close(torch.where(batch.from_memory, stored, own), own, atol=1e-4, rtol=1e-4)
         return super().loss(batch)
 

@@ -6,10 +6,13 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from pycil_wsc import registry
+from pycil_wsc.data.memory.values import ExemplarValues
 from pycil_wsc.data.options import ALL
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.state import State
@@ -21,7 +24,7 @@ class ExemplarMemory:
     With ``fixed``, each class keeps ``per_class`` exemplars. Otherwise ``total`` exemplars are divided equally among
     the classes seen; as the quota shrinks, a class keeps its first exemplars. ``strategy`` names the registered choice
     (:mod:`.choices`). ``capacity``: number of classes seen -> number of exemplars to divide, if less than ``total``
-    fit, since something is stored with each.
+    fit, since something is stored with each: ``stored``, whose values are on the ``device``.
 
     A quota above the size of a class keeps the whole class; 0 keeps nothing. If all samples are kept, nothing is
     chosen, and no features are needed. If a task has new samples of a known class, a choice by class chooses its
@@ -35,6 +38,7 @@ class ExemplarMemory:
         total: int,
         strategy: str,
         capacity: Callable[[int], int] | None = None,
+        device: torch.device = torch.device("cpu"),
     ) -> None:
         self.fixed, self.per_class, self.total, self.strategy = fixed, per_class, total, strategy
         self._capacity = capacity
@@ -42,6 +46,7 @@ class ExemplarMemory:
         self.seen = 0  # number of samples of all tasks so far
         self.seen_by_class: dict[int, int] = {}  # class -> the number of its samples so far
         self.tasks = 0  # number of tasks whose exemplars are chosen
+        self.stored: Any = ExemplarValues(device)  # `SlotValues` in a memory that steps fill
 
     def __len__(self) -> int:
         return sum(map(len, self.classes.values()))
@@ -111,6 +116,7 @@ class ExemplarMemory:
         for label, number in zip(*np.unique(targets[task.train_indices], return_counts=True)):
             self.seen_by_class[int(label)] = self.seen_by_class.get(int(label), 0) + int(number)
         self.tasks = task.index + 1
+        self.stored.keep(self.indices)
 
     def counting(self) -> ExemplarMemory:
         """A copy that holds as many exemplars of each class, but needs no features: by class, it draws them."""

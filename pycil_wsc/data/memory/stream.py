@@ -39,9 +39,11 @@ class StreamMemory(ExemplarMemory):
         total: int,
         strategy: str,
         capacity: Callable[[int], int] | None = None,
+        device: torch.device = torch.device("cpu"),
         presented: Callable[[Task], np.ndarray] = lambda task: task.train_indices,
     ) -> None:
-        super().__init__(fixed, per_class, total, strategy, capacity)
+        super().__init__(fixed, per_class, total, strategy, capacity, device)
+        self.stored = SlotValues(self, device)
         self.presented = presented
         self.counts_only = False
         self.size = total  # slots in all, without `fixed`; see `limit`
@@ -81,12 +83,12 @@ class StreamMemory(ExemplarMemory):
         self.slots = self.slots[:kept]  # a reservoir's first slots are as random as any
         self.labels = self.labels[:kept]
 
-    def select(self, rows: np.ndarray) -> np.ndarray:
-        """Keep these slots alone, in this order, as if nothing else had come: int64 (n,). Returns them."""
+    def select(self, rows: np.ndarray) -> None:
+        """Keep these slots alone, in this order, as if nothing else had come: int64 (n,)."""
         self.slots = self.slots[rows]
         self.labels = self.labels[rows]
         self.seen = len(rows)
-        return rows
+        self.stored.select(rows)
 
     def copy(self) -> StreamMemory:
         """A copy to plan with."""
@@ -290,12 +292,9 @@ class SlotValues:
         return {name: table[slots] for name, table in self.tables.items()}
 
     def select(self, rows: np.ndarray) -> None:
-        """Keep the rows of these slots alone, in this order: int64 (n,), as :meth:`StreamMemory.select` did."""
+        """Keep the rows of these slots alone, in this order: int64 (n,). :meth:`StreamMemory.select` does it."""
         chosen = torch.from_numpy(rows).to(self.device)
         self.tables = {name: table[chosen] for name, table in self.tables.items()}
-
-    def keep(self, indices: np.ndarray) -> None:
-        """Nothing: a slot's values are dropped when another sample enters it."""
 
     def state_dict(self) -> State:
         samples = torch.from_numpy(self.memory.slots.copy())

@@ -10,13 +10,11 @@ from pycil_wsc.state import State
 class ExemplarValues:
     """A row of numbers for each exemplar, under a name: logits, features, losses.
 
-    Args:
-        samples: the number of samples of the training set.
-        device: where the rows are looked up.
+    ``device``: where the rows are looked up.
     """
 
-    def __init__(self, samples: int, device: torch.device) -> None:
-        self.samples, self.device = samples, device
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.rows: dict[str, tuple[Tensor, Tensor]] = {}  # name -> (int64 (n,) sorted samples, float32 (n, d))
         self.tables: dict[str, tuple[Tensor, Tensor]] = {}  # `rows` on the device, see `table`
 
@@ -47,13 +45,16 @@ class ExemplarValues:
     def of(self, name: str, indices: Tensor) -> Tensor:
         """The rows of samples on the device, (B,) -> (B, d); nan for a sample that has none. Does not synchronise."""
         places, rows = self.table(name)
-        return rows[places[indices]]
+        return rows[places[indices.clamp(max=len(places) - 1)]]
 
     def table(self, name: str) -> tuple[Tensor, Tensor]:
-        """(the position of each sample's row: int64 (samples,), the rows and one of nan: (n + 1, d)), on the device."""
+        """(positions of the samples' rows, up to one beyond the last: int64, the rows and one of nan: (n + 1, d)), on
+        the device.
+        """
         if name not in self.tables:
             samples, rows = self.rows.get(name, (torch.empty(0, dtype=torch.int64), torch.empty(0, 1)))
-            places = torch.full((self.samples,), len(rows))
+            last = int(samples[-1]) if len(samples) else -1
+            places = torch.full((last + 2,), len(rows))
             places[samples] = torch.arange(len(rows))
             rows = torch.cat([rows, torch.full((1, rows.shape[1]), torch.nan)])
             self.tables[name] = places.to(self.device), rows.to(self.device)

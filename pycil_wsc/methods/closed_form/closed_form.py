@@ -106,7 +106,7 @@ class ClosedForm(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         assert self.network.first_head is not None
         logits = self.network.first_head(self.network.backbone(batch.images))
-        return self.cross_entropy(logits.float(), batch.targets), logits
+        return self.over.cross_entropy(logits.float(), batch.targets), logits
 
     def end_task(self, task: Task) -> None:
         self.network.first_head = None

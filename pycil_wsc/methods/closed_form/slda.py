@@ -40,7 +40,8 @@ class Discriminants(SummedHead):
         means = self.sums.products / counts.clamp(min=1)  # (d, classes)
         within = (self.sums.gram - (means * counts) @ means.T) / counts.sum()
         estimate = shrunk(approximating_oracle(within, counts.sum()), self.shrinkage, 1)
-        weight = torch.linalg.solve(estimate, means)
+        factor, failed = torch.linalg.cholesky_ex(estimate)
+        weight = torch.linalg.solve(estimate, means) if failed else torch.cholesky_solve(means, factor)
         self.weight = weight.T.float().contiguous()
         self.bias = without_empty(-(means * weight).sum(0).float() / 2, counts)
 

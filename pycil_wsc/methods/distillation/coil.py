@@ -118,7 +118,7 @@ class COIL(DistillingLearner):
         soft = self.teach(batch.images)
         features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
-        loss = self.cross_entropy(logits, batch.targets)
+        loss = self.over.cross_entropy(logits, batch.targets)
         if soft is None:
             return loss, logits
         if not torch.compiler.is_compiling() and self.due:

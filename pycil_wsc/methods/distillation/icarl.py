@@ -64,7 +64,7 @@ class ICaRL(DistillingLearner):
         logits = self.network(batch.images).float()
         if options.probabilities == "sigmoid":
             return self.of_each_class(logits, soft, batch.targets), logits
-        loss = self.cross_entropy(logits, batch.targets)
+        loss = self.over.cross_entropy(logits, batch.targets)
         if soft is not None:
             loss = loss + options.distill * distillation(logits[:, : self.num_old], soft[:, : self.num_old], options.T)
         return loss, logits

@@ -218,7 +218,7 @@ class LUCIR(DistillingLearner):
         head = self.network.head
         cosines = head.cosines(features).float()
         logits = head.scale * cosines
-        loss = self.cross_entropy(logits, batch.targets)
+        loss = self.over.cross_entropy(logits, batch.targets)
         novel = cosines[:, self.num_old :]
         if self.teacher is None or not novel.shape[1]:
             return loss, logits

@@ -33,6 +33,10 @@ class RMM(BaseLearner):
     class Plan(BaseLearner.Plan):
         measures_quotas = True
 
+        def __init__(self, config: LearnerConfig) -> None:
+            super().__init__(config)
+            self.above: dict[int, np.ndarray] = {}  # task -> whether each new class's loss is above the median
+
         def check(self) -> str | None:
             for name in ("m_rate_list", "c_rate_list"):
                 if not getattr(self.config.options, name):
@@ -46,14 +50,17 @@ class RMM(BaseLearner):
             return drawn(self.config, task, targets)
 
         def quotas(self, task: Task, manager: TaskSequence) -> Sequence[int]:
-            return shares(self.config, task, manager, np.arange(task.num_new) < task.num_new // 2)
+            before_training = np.arange(task.num_new) < task.num_new // 2
+            return shares(self.config, task, manager, self.above.get(task.index, before_training))
 
-    def measured_quotas(self, task: Task) -> Sequence[int] | None:
+    plan: Plan
+
+    def end_task(self, task: Task) -> None:
+        super().end_task(task)
         trains = not task.index and (self.config.init_epoch - 1) % 5 != 0
-        if not task.num_new or not (trains or rate_of(self.config.options.c_rate_list, task)):
-            return self.plan.quotas(task, self.manager)
-        means = self.mean_losses(task, trains)
-        return shares(self.config, task, self.manager, means > np.median(means))
+        if task.num_new and (trains or rate_of(self.config.options.c_rate_list, task)):
+            means = self.mean_losses(task, trains)
+            self.plan.above[task.index] = means > np.median(means)
 
     @torch.no_grad()
     def mean_losses(self, task: Task, training: bool) -> np.ndarray:

@@ -28,7 +28,7 @@ class WA(DistillingLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         soft = self.teach(batch.images)
         logits = self.network(batch.images).float()
-        loss = self.cross_entropy(logits, batch.targets)
+        loss = self.over.cross_entropy(logits, batch.targets)
         if soft is not None:
             old = self.num_old / self.num_seen
             loss = (1 - old) * loss + old * distillation(logits[:, : self.num_old], soft, self.config.options.T)

@@ -120,7 +120,7 @@ class BEEF(BaseLearner):
             tasks = torch.cat([network.tasks, earlier + torch.arange(network.sizes[-1], device=self.device)])
             targets = tasks[targets]  # earlier tasks are one class each
             newest = torch.cat([newest[:, :earlier] / self.config.options.logits_alignment, newest[:, earlier:]], 1)
-        loss = self.cross_entropy(newest, targets)
+        loss = self.over.cross_entropy(newest, targets)
         return loss + self.config.options.energy_weight * self.energy_loss(batch, targets, newest.shape[1]), logits
 
     def energy_loss(self, batch: Batch, own_targets: Tensor, columns: int) -> Tensor:
@@ -161,7 +161,7 @@ class BEEF(BaseLearner):
         with torch.no_grad():
             features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
-        return self.cross_entropy(logits, batch.targets), logits
+        return self.over.cross_entropy(logits, batch.targets), logits
 
     def get_extra_state(self) -> State:
         return super().get_extra_state() | {"samples_drawn": self.samples_drawn}

@@ -43,10 +43,10 @@ class DER(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
-        loss = self.cross_entropy(logits, batch.targets)
+        loss = self.over.cross_entropy(logits, batch.targets)
         if self.num_old:
             newest = self.network.classify_newest(features).float()
-            loss = loss + self.config.options.alpha_aux * self.cross_entropy(
+            loss = loss + self.config.options.alpha_aux * self.over.cross_entropy(
                 newest, newest_task_targets(batch.targets, self.num_old)
             )
         return loss, logits

@@ -119,11 +119,11 @@ class FOSTER(BaseLearner):
         features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
         if not self.num_old:
-            return self.cross_entropy(logits, batch.targets), logits
+            return self.over.cross_entropy(logits, batch.targets), logits
         options = self.config.options
-        newest = self.cross_entropy(self.network.classify_newest(features).float(), batch.targets)
+        newest = self.over.cross_entropy(self.network.classify_newest(features).float(), batch.targets)
         old = distillation(logits[:, : self.num_old], self.old_head(features[:, : self.network.out_dim]), options.T)
-        return self.cross_entropy(logits / self.weights, batch.targets) + newest + options.lambda_okd * old, logits
+        return self.over.cross_entropy(logits / self.weights, batch.targets) + newest + options.lambda_okd * old, logits
 
     def compression_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -85,12 +85,12 @@ class TagFex(BaseLearner):
         logits = network.classify(features).float()
         agnostic = tokens_of_last_stage(network.agnostic, images)[1]
         embedding = network.projector(agnostic.mean(1))
-        right = self.cross_entropy(logits, targets, targets)
+        right = self.over.cross_entropy(logits, targets, targets)
         contrast = self.contrast(embedding, embedding, options.infonce_temp, batch.whole)
         if self.teacher is None:
             return right + options.contrast_factor * contrast, logits[: len(batch)]
         newest = network.classify_newest(features).float()
-        auxiliary = self.cross_entropy(newest, newest_task_targets(targets, self.num_old), targets)
+        auxiliary = self.over.cross_entropy(newest, newest_task_targets(targets, self.num_old), targets)
         kept, known = self.kept(images, agnostic, batch.whole), self.num_old / self.num_seen
         contrast = (1 - known) * contrast + known * options.contrast_kd_factor * kept
         loss = right + options.aux_factor * auxiliary + options.contrast_factor * contrast

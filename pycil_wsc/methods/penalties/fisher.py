@@ -27,7 +27,7 @@ def fisher_of_batches(
 
     def loss(batch: Batch) -> tuple[Tensor, Tensor]:
         logits = learner.network(batch.images)
-        return learner.cross_entropy(logits.float(), batch.targets), logits
+        return learner.over.cross_entropy(logits.float(), batch.targets), logits
 
     fisher = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     backward = Backward(learner, learner.main_phase(task), batch_norm_parts=1)  # PyCIL's is computed on one GPU

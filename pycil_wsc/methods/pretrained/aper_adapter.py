@@ -78,7 +78,7 @@ class TunedOnce(SimpleCIL):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network.tuning_head(self.network.backbone(batch.images))
-        return self.cross_entropy(logits.float(), batch.targets), logits
+        return self.over.cross_entropy(logits.float(), batch.targets), logits
 
 
 @register_learner("aper_adapter", **AS_PILOT)

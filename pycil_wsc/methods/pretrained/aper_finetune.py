@@ -81,7 +81,7 @@ class APERFinetune(SimpleCIL):
         """Cross-entropy over the classes of the task."""
         assert self.network.tuned is not None
         logits = self.network.tuned(batch.images)
-        return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
+        return self.over.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
 
 
 class Branch(nn.Sequential):

@@ -105,7 +105,7 @@ class DGR(DistillingLearner):
         soft = self.teach(batch.images)
         features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
-        loss = self.cross_entropy(logits + self.prior, batch.targets)
+        loss = self.over.cross_entropy(logits + self.prior, batch.targets)
         if soft is None:
             return loss, logits
         options, new = self.config.options, self.num_seen - self.num_old

@@ -101,14 +101,14 @@ class DUCT(ClassRows):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)
-        return self.cross_entropy(logits[:, self.num_old :].float(), batch.targets - self.num_old), logits
+        return self.over.cross_entropy(logits[:, self.num_old :].float(), batch.targets - self.num_old), logits
 
     def retraining_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """:meth:`loss`, through which the backbone gets no gradients."""
         with torch.no_grad():
             features = self.network.extract(batch.images)
         logits = self.network.classify(features)
-        return self.cross_entropy(logits[:, self.num_old :].float(), batch.targets - self.num_old), logits
+        return self.over.cross_entropy(logits[:, self.num_old :].float(), batch.targets - self.num_old), logits
 
     def new_means(self, task: Task) -> Iterator[tuple[int, Tensor]]:
         """The mean feature of each new class: (d,)."""

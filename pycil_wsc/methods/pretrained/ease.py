@@ -80,7 +80,7 @@ class EASE(BaseLearner):
         features = self.network.backbone(batch.images)
         with self.precision.full():
             logits = self.network.proxies(features.float())[:, self.first :]
-        loss = self.cross_entropy(logits, batch.targets - self.first)
+        loss = self.over.cross_entropy(logits, batch.targets - self.first)
         return loss, pad(logits, (self.first, 0), value=-torch.inf)
 
     @torch.no_grad()

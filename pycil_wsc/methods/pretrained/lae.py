@@ -92,7 +92,7 @@ class LAE(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the online model over the logits of the task; of all classes once there are exemplars."""
         logits = self.network.head(self.network.backbone(batch.images, route=ONLINE))
-        return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
+        return self.over.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -145,7 +145,7 @@ class MOS(ClassRows):
         """Cross-entropy over the logits of the task, and :meth:`orthogonality`."""
         features = self.network.backbone(batch.images)
         logits = self.network.head(features)[:, self.first :].float()
-        loss = self.cross_entropy(logits, batch.targets - self.first)
+        loss = self.over.cross_entropy(logits, batch.targets - self.first)
         loss = loss + self.config.options.reg * self.orthogonality(features, batch)
         return loss, pad(logits, (self.first, 0), value=-torch.inf)
 

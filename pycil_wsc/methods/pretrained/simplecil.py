@@ -56,7 +56,7 @@ class SimpleCIL(BaseLearner):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)
-        return self.cross_entropy(logits.float(), batch.targets), logits
+        return self.over.cross_entropy(logits.float(), batch.targets), logits
 
     def end_task(self, task: Task) -> None:
         self.set_prototypes(task)

@@ -130,7 +130,7 @@ class SLCA(ClassRows):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)
-        return self.cross_entropy(logits[:, self.num_old :].float(), batch.targets - self.num_old), logits
+        return self.over.cross_entropy(logits[:, self.num_old :].float(), batch.targets - self.num_old), logits
 
     def _before_alignment(self, task: Task) -> None:
         """Called between the training and the alignment."""

@@ -95,7 +95,7 @@ class PromptedLearner(BaseLearner):
 
     def error(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean cross-entropy of (B, classes) logits."""
-        return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first)
+        return self.over.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first)
 
 
 def augments(learner: BaseLearner) -> bool:

@@ -57,7 +57,7 @@ class FeTrIL(ClassRows):
     def head_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of features."""
         logits = self.network.classify(batch.images)
-        return self.cross_entropy(logits.float(), batch.targets), logits
+        return self.over.cross_entropy(logits.float(), batch.targets), logits
 
     def end_task(self, task: Task) -> None:
         if not task.index:

@@ -85,7 +85,7 @@ class PrototypeLearner(ClassRows, DistillingLearner):
         self, logits: Tensor, targets: Tensor, classes: Tensor | None = None, weighted: bool = True
     ) -> Tensor:
         """The cross-entropy at the configured temperature; arguments as of :meth:`cross_entropy`."""
-        return self.cross_entropy(logits.float() / self.config.options.temp, targets, classes, weighted)
+        return self.over.cross_entropy(logits.float() / self.config.options.temp, targets, classes, weighted)
 
 
 def pass_twice(network: nn.Module) -> None:

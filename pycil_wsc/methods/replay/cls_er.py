@@ -141,7 +141,7 @@ class CLSER(Replay):
         logits = self.network(batch.images).float()
         distances = (logits - wanted).square().mean(1)
         replayed = self.over.mean(distances, batch.from_memory)
-        return self.cross_entropy(logits, batch.targets) + self.config.options.consistency * replayed, logits
+        return self.over.cross_entropy(logits, batch.targets) + self.config.options.consistency * replayed, logits
 
     def joined_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """With ``memory_update`` "step": of the batch and a replayed one, which the network sees twice."""
@@ -151,7 +151,7 @@ class CLSER(Replay):
             consistency = consistency + self.over.mean(distances, batch=batch)
         both = batch.joined()
         logits = self.network(both.images).float()
-        errors = self.cross_entropy(logits, both.targets, reduction="none")
+        errors = self.over.cross_entropy(logits, both.targets, reduction="none")
         loss = self.over.mean(errors, batch=batch) + self.config.options.consistency * consistency
         return loss, logits[: len(batch)]
 

@@ -30,7 +30,7 @@ class DarkER(BaseLearner):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images).float()
-        loss = self.over.mean(self.cross_entropy(logits, batch.targets, reduction="none"), batch=batch)
+        loss = self.over.mean(self.over.cross_entropy(logits, batch.targets, reduction="none"), batch=batch)
         for replayed in batch.replay:
             distances = squared_distances(self.network(replayed.images).float(), replayed.stored["logits"])
             loss = loss + self.config.options.alpha * self.over.mean(distances, batch=batch)

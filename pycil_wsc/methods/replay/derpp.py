@@ -49,11 +49,11 @@ class DERpp(Replay):
             return self.mixed_loss(batch)
         options = self.config.options
         logits = self.network(batch.images).float()
-        loss = self.over.mean(self.cross_entropy(logits, batch.targets, reduction="none"), batch=batch)
+        loss = self.over.mean(self.over.cross_entropy(logits, batch.targets, reduction="none"), batch=batch)
         if batch.replay:
             first, second = batch.replay
             distances = squared_distances(self.network(first.images).float(), first.stored["logits"])
-            errors = self.cross_entropy(self.network(second.images).float(), second.targets, reduction="none")
+            errors = self.over.cross_entropy(self.network(second.images).float(), second.targets, reduction="none")
             loss = loss + options.alpha * self.over.mean(distances, batch=batch)
             loss = loss + options.beta * self.over.mean(errors, batch=batch)
         return loss, logits
@@ -68,8 +68,8 @@ class DERpp(Replay):
         if not len(self.memory):
             return super().loss(batch)
         logits = self.network(batch.images).float()
-        errors = self.over.weighted(self.cross_entropy(logits, batch.targets, reduction="none"))
-        distances = squared_distances(logits, self.stored.of("logits", batch.indices))
+        errors = self.over.weighted(self.over.cross_entropy(logits, batch.targets, reduction="none"))
+        distances = squared_distances(logits, self.memory.stored.of("logits", batch.indices))
         old, options = batch.from_memory, self.config.options
         loss = self.over.mean(errors, ~old) + options.beta * self.over.mean(errors, old)
         return loss + options.alpha * self.over.mean(distances, old), logits
@@ -77,6 +77,6 @@ class DERpp(Replay):
     def after_memory(self, task: Task) -> None:
         if self.config.by_step:
             return
-        new = self.stored.missing("logits", self.memory.indices)
+        new = self.memory.stored.missing("logits", self.memory.indices)
         if len(new):
-            self.stored.put("logits", new, self.outputs.logits(new))
+            self.memory.stored.put("logits", new, self.outputs.logits(new))

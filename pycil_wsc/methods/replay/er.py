@@ -19,4 +19,4 @@ class ER(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         both = batch.joined()
         logits = self.network(both.images).float()
-        return self.cross_entropy(logits, both.targets), logits[: len(batch)]
+        return self.over.cross_entropy(logits, both.targets), logits[: len(batch)]

@@ -88,7 +88,7 @@ class ERACE(Replay):
         masked = logits if self.plain else logits.masked_fill(~among, torch.finfo(logits.dtype).min)
         loss = self.over.mean(cross_entropy(masked, batch.targets, reduction="none"), batch=batch)
         for replayed in batch.replay:
-            errors = self.cross_entropy(self.network(replayed.images).float(), replayed.targets, reduction="none")
+            errors = self.over.cross_entropy(self.network(replayed.images).float(), replayed.targets, reduction="none")
             loss = loss + self.over.mean(errors, batch=batch)
         return loss, logits
 
@@ -102,7 +102,7 @@ class ERACE(Replay):
         present = self.processes.sum_(present) > 0
         among_new = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
         of_new = cross_entropy(among_new, batch.targets, reduction="none")
-        replayed = self.cross_entropy(logits, batch.targets, reduction="none")
+        replayed = self.over.cross_entropy(logits, batch.targets, reduction="none")
         of_new, replayed = self.over.weighted(of_new), self.over.weighted(replayed)
         return self.over.mean(of_new, new) + self.over.mean(replayed, batch.from_memory), logits
 

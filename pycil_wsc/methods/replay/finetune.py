@@ -22,4 +22,4 @@ class Finetune(BaseLearner):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)
-        return self.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
+        return self.over.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits

@@ -67,9 +67,9 @@ class GDumb(Joint):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)
         if self.partners is None or self.share is None:
-            return self.cross_entropy(logits.float(), batch.targets), logits
-        of_images = self.cross_entropy(logits.float(), batch.targets, batch.targets)
-        of_pasted = self.cross_entropy(logits.float(), self.partners, self.partners)
+            return self.over.cross_entropy(logits.float(), batch.targets), logits
+        of_images = self.over.cross_entropy(logits.float(), batch.targets, batch.targets)
+        of_pasted = self.over.cross_entropy(logits.float(), self.partners, self.partners)
         return self.share * of_images + (1 - self.share) * of_pasted, logits
 
 

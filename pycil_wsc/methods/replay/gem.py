@@ -60,7 +60,7 @@ class GEM(BaseLearner):
     def loss_over(self, first: int, end: int | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy over the logits of the classes from ``first`` to ``end``."""
         logits = self.network(batch.images)
-        return self.cross_entropy(logits[:, first:end].float(), batch.targets - first), logits
+        return self.over.cross_entropy(logits[:, first:end].float(), batch.targets - first), logits
 
     def after_backward(self, batch: Batch, backward: Backward) -> None:
         """Project the gradient. PyCIL's batch norms see the exemplars first, then the batch; so do these."""

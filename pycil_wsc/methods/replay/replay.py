@@ -14,4 +14,4 @@ class Replay(BaseLearner):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)
-        return self.cross_entropy(logits.float(), batch.targets), logits
+        return self.over.cross_entropy(logits.float(), batch.targets), logits

@@ -66,7 +66,8 @@ def test_new_classes_above_the_median_loss_get_fewer_exemplars(digits, tmp_path,
     learner, tasks = grown(name, 3, digits, tmp_path, **RATES)
     targets, before, losses = learner.manager.train_targets, [each.clone() for each in learner.buffers()], []
     learner.train()
-    found = learner.measured_quotas(tasks[2])
+    learner.end_task(tasks[2])
+    found = learner.plan.quotas(tasks[2], learner.manager)
     assert all(torch.equal(now, then) for now, then in zip(learner.buffers(), before))
     for label in range(7, 10):
         indices = tasks[2].train_indices[targets[tasks[2].train_indices] == label]
@@ -90,7 +91,7 @@ def test_after_the_first_task_batch_norm_sees_one_class_after_the_other_unless_t
         indices = tasks[0].train_indices[targets[tasks[0].train_indices] == label]
         for images, _ in learner.batches.source.batches(indices, targets, learner.config.batch_size):
             expected(images)
-    learner.measured_quotas(tasks[0])
+    learner.end_task(tasks[0])
     for now, then in zip(learner.network.buffers(), expected.buffers(), strict=True):
         assert torch.allclose(now, then)
 

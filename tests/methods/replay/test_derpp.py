@@ -12,7 +12,7 @@ from pycil_wsc.errors import UserError
 def test_derpps_loss_is_that_of_its_paper(digits, tmp_path):
     learner, _ = second_task("derpp", digits, tmp_path, alpha=0.3, beta=0.7)
     stored = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
-    learner.stored.put("logits", INDICES[OLD].numpy(), stored)
+    learner.memory.stored.put("logits", INDICES[OLD].numpy(), stored)
     loss, logits = learner.loss(batch_of(BATCH, TARGETS, INDICES, OLD))
     labels = negative_log_likelihood(logits[~OLD], TARGETS[~OLD]) + 0.7 * negative_log_likelihood(
         logits[OLD], TARGETS[OLD]
@@ -27,13 +27,13 @@ def test_derpp_stores_the_logits_of_each_exemplar_once(digits, tmp_path):
     (batch,) = learner.batches.source.batches(kept.numpy(), learner.manager.train_targets, 1000)
     with torch.no_grad():
         expected = learner.eval().network(batch[0])
-    torch.testing.assert_close(learner.stored.of("logits", kept), expected)
+    torch.testing.assert_close(learner.memory.stored.of("logits", kept), expected)
     learner.learn(tasks[1], SILENT)
-    again = learner.stored.of("logits", kept)
+    again = learner.memory.stored.of("logits", kept)
     torch.testing.assert_close(again[:, :4], expected)
     assert again.shape[1] == 7 and again[:, 4:].isnan().all()
     new = torch.from_numpy(learner.memory.classes[5])
-    assert learner.stored.of("logits", new).isfinite().all()
+    assert learner.memory.stored.of("logits", new).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["er_ace", "derpp", "cls_er"])

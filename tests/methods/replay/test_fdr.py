@@ -31,7 +31,7 @@ def test_the_logits_are_those_of_augmented_images_after_the_task(digits, tmp_pat
         logits |= dict(zip(batch.indices.tolist(), rows))
     slots = torch.arange(len(learner.memory))
     expected = torch.stack([logits[sample] for sample in learner.memory.slots.tolist()])
-    torch.testing.assert_close(learner.stored.of("logits", slots), expected)
+    torch.testing.assert_close(learner.memory.stored.of("logits", slots), expected)
     assert learner.memory.slots.tolist() == list(logits)[:40], "the first images of the pass"
 
 
@@ -52,9 +52,9 @@ def test_a_task_leaves_the_first_of_each_earlier_one_and_its_own_enter_a_reservo
     before = memory.slots.copy()
     counts = np.bincount(tasks[before], minlength=2)
     assert memory.seen == 80 and counts.sum() == 40 and counts.min() > 5
-    rows = run.learner.stored.of("logits", torch.arange(40)).clone()
+    rows = run.learner.memory.stored.of("logits", torch.arange(40)).clone()
     run.learner._keep_first_of_each_task(20)
     expected = [slot for task in (0, 1) for slot in np.flatnonzero(tasks[before] == task)[:20]]
     assert memory.slots.tolist() == before[expected].tolist() and memory.seen == len(expected)
-    kept = run.learner.stored.of("logits", torch.arange(len(expected)))
+    kept = run.learner.memory.stored.of("logits", torch.arange(len(expected)))
     assert torch.equal(kept, rows[expected]), "each with its logits"

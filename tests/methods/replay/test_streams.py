@@ -100,7 +100,7 @@ def difference(name, folder, mistakes=()):
                 largest = max(largest, (mine - other).abs().max().item())
     assert learner.memory.slots.tolist() == [twin.buffer.content[slot][0] for slot in range(SIZE)]
     if twin.stores_logits:
-        stored = learner.stored.of("logits", torch.arange(SIZE))
+        stored = learner.memory.stored.of("logits", torch.arange(SIZE))
         largest = max(largest, (stored - twin.logits_of(range(SIZE))).abs().max().item())
     return largest
 

@@ -110,7 +110,7 @@ def difference(case, folder, mistakes=()):
     learner = trained(case, folder)[2].learner
     ours, theirs = learner.network.state_dict().values(), twin.network.state_dict().values()
     pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0].is_floating_point()]
-    stored = learner.stored.of("logits", torch.arange(len(twin.memory)))
+    stored = learner.memory.stored.of("logits", torch.arange(len(twin.memory)))
     pairs.append((stored, torch.stack([entry[2] for entry in twin.memory])))
     return max((mine - other).abs().max().item() for mine, other in pairs)
 

@@ -102,7 +102,7 @@ class FDR(BaseLearner):
         """Reduce the memory to the first ``share`` exemplars of each task."""
         tasks = self.manager.train_tasks[self.memory.slots]
         kept = [np.flatnonzero(tasks == number)[:share] for number in np.unique(tasks)]
-        self.stored.select(self.memory.select(np.concatenate([np.empty(0, np.int64), *kept])))
+        self.memory.select(np.concatenate([np.empty(0, np.int64), *kept]))
 
     @torch.no_grad()
     def _store(self, task: Task, share: int) -> None:
@@ -125,4 +125,4 @@ class FDR(BaseLearner):
                 labels = self.manager.train_targets[samples]
                 places = self.memory.choose(labels[:left], rng)
                 entering = entering_of(samples[:left], labels[:left], places, self.processes, self.device)
-                entering.into(self.memory, self.stored, {"logits": logits}, self.processes)
+                entering.into(self.memory, {"logits": logits}, self.processes)

@@ -163,7 +163,7 @@ class HAL(ER):
             )
         )
         parameters: list[Tensor] = [parameter for parameter in trained.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad(self.cross_entropy(self._logits(trained, images), targets), parameters)
+        gradients = torch.autograd.grad(self.over.cross_entropy(self._logits(trained, images), targets), parameters)
         with torch.no_grad():
             torch._foreach_add_(parameters, list(gradients), alpha=-self._rate(task))
         return trained

@@ -163,7 +163,7 @@ class XDER(BaseLearner):
         both = [self._of_all(part, part.slots) for part in (first, second)]
         slots, others = both
         again = (others[:, None] == slots).any(1)
-        counts = self.stored.tables["updates"]
+        counts = self.memory.stored.tables["updates"]
         counts.index_add_(0, slots, torch.ones_like(slots, dtype=counts.dtype))
         counts.index_add_(0, others, (~again).to(counts.dtype))
         new = [torch.ones_like(slots, dtype=torch.bool), ~again]
@@ -199,7 +199,7 @@ class XDER(BaseLearner):
             logits = self.network(batch.images).float()
         seen = self.task.num_seen
         present = logits[:, self.first : seen]
-        errors = self.cross_entropy(present, batch.targets - self.first, reduction="none")
+        errors = self.over.cross_entropy(present, batch.targets - self.first, reduction="none")
         loss = self.over.mean(errors, batch=batch)
         gaps = [logits[:, seen:].max(1).values - present.max(1).values] if self.later else []
         kept = [torch.ones_like(batch.from_memory)]
@@ -248,14 +248,14 @@ class XDER(BaseLearner):
         loss = options.alpha * self.over.mean(distances, batch=batch)
         with self._statistics(kept=True):
             others = self.network(second.images).float()
-        errors = self.cross_entropy(others[:, : self.task.num_old], second.targets, reduction="none")
+        errors = self.over.cross_entropy(others[:, : self.task.num_old], second.targets, reduction="none")
         return loss + options.beta * self.over.mean(errors, batch=batch), logits, others
 
     @torch.no_grad()
     def _renewed(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
         """The stored logits, with those of drawn exemplars replaced: (slots, classes)."""
         assert self.task is not None
-        table = widened(self.stored.tables["logits"], outputs[0])
+        table = widened(self.memory.stored.tables["logits"], outputs[0])
         for part, output in zip(batch.replay, outputs):
             slots, _, replaced = part.drawn
             before = widened(part.stored["logits"], output)
@@ -277,7 +277,7 @@ class XDER(BaseLearner):
 
     def after_step(self) -> None:
         if self.renewed is not None:
-            self.stored.put("logits", torch.arange(len(self.renewed), device=self.device), self.renewed)
+            self.memory.stored.put("logits", torch.arange(len(self.renewed), device=self.device), self.renewed)
             self.renewed = None
 
     # ---- later heads -------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class XDER(BaseLearner):
     def _keep_first_of_each_class(self, task: Task) -> None:
         share = self.memory.size // task.num_seen
         kept = [np.flatnonzero(self.memory.labels == label)[:share] for label in np.unique(self.memory.labels)]
-        self.stored.select(self.memory.select(np.concatenate([np.empty(0, np.int64), *kept])))
+        self.memory.select(np.concatenate([np.empty(0, np.int64), *kept]))
 
     def _places(self, task: Task, labels: np.ndarray) -> np.ndarray:
         """The slot that each image of an epoch enters, or ``NONE``: the first ones of each new class. Both (n,)."""
@@ -370,7 +370,7 @@ class XDER(BaseLearner):
                 logits = self._transplanted(logits, logits, batch.targets, 0, task.num_old)
             entering = entering_of(order[part], labels[part], places[part], self.processes, self.device)
             values = {"logits": logits, "updates": torch.zeros_like(batch.targets, dtype=torch.float32)}
-            entering.into(self.memory, self.stored, values, self.processes)
+            entering.into(self.memory, values, self.processes)
 
     def _renew(self, task: Task) -> None:
         """Replace the stored logits of the present and later heads of all earlier exemplars."""
@@ -385,8 +385,8 @@ class XDER(BaseLearner):
             renewed = self._transplanted(before, logits, drawn.targets, task.num_old)
             transplanted = torch.where((drawn.targets < task.num_old)[:, None], renewed, before)
             rows, _ = self.over.rows(transplanted, drawn.whole)
-            self.stored.put("logits", torch.from_numpy(slots[part]).to(self.device), rows)
-        self.stored.tables["updates"].zero_()
+            self.memory.stored.put("logits", torch.from_numpy(slots[part]).to(self.device), rows)
+        self.memory.stored.tables["updates"].zero_()
 
     def _logits(self, batch: Batch) -> Tensor:
         with self.precision.autocast():
