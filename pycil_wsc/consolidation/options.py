@@ -48,6 +48,7 @@ class WSCOptions:
         low=0,
         high=1,
         affects="accuracy",
+        studied=5,
     )
     blend: float = option(
         0.5,
@@ -64,8 +65,9 @@ class WSCOptions:
         "blend",
         "`blend` with the weights before the task, `revert` to them, or `none`",
         choices=("blend", "revert", "none"),
+        studied=2,
     )
-    average: bool = option(True, "average the weights after the reset")
+    average: bool = option(True, "average the weights after the reset", studied=4)
     # `before` of `average_every` and `average_count`: the earlier default, used by finished runs and their folder names
     average_every: int | float = option(
         0.01,
@@ -164,6 +166,7 @@ class EpochOptions(WSCOptions):
         "moment",
         "score that ranks the parameters: `moment`, `first_moment`, `second_moment` or `drift`",
         choices=("moment", "first_moment", "second_moment", "drift"),
+        studied=1,
     )
     betas: tuple[float, ...] = option(
         (0.9, 0.999), "decay of the gradient's first and second moments", low=0, below=1, affects="accuracy"
@@ -171,6 +174,7 @@ class EpochOptions(WSCOptions):
     reset_every: str | int = option(
         "once",
         "how often to reset once the warm-up has ended: `once`, each `epoch` or `iteration`, or a number of epochs",
+        studied=3,
     )
     average_lr: float | None = option(
         0.1,

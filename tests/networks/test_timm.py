@@ -172,7 +172,7 @@ def test_joint_starts_each_task_from_the_pretrained_weights_and_a_random_reset_d
     grow_for(wsc, first), grow_for(wsc, second)
     (phase,) = wsc.phases(second)
     wsc.begin_phase(second, budget.planned(wsc, second, 0, phase))
-    assert not torch.equal(wsc._fresh(second)["backbone.conv1.weight"], state["conv1.weight"])
+    assert not torch.equal(wsc.consolidation._fresh()["backbone.conv1.weight"], state["conv1.weight"])
 
 
 def test_size_normalisation_and_interpolation_are_the_models(settings):

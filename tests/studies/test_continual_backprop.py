@@ -20,6 +20,7 @@ from main import main
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
+from pycil_wsc.methods.consolidation.wsc import reset_rule
 from pycil_wsc.networks.backbones.cifar_resnet import CifarResNet
 from pycil_wsc.networks.backbones.resnet import ResNet18
 from pycil_wsc.networks.nets import ExpandingNet, IncrementalNet, inner_units, make_backbone
@@ -338,7 +339,7 @@ def test_units_before_a_grouped_convolution_are_left_out(settings, monkeypatch):
     keys = {"convnet_type": "grouped", "wsc.reset": "continual_backprop", "wsc.replacement_rate": 0.5}
     config = resolve(settings | keys | {"wsc.maturity": 2, "max_tasks": 2, "epochs": 2, "milestones": [1]})
     run = Run(config, load_dataset(config.dataset, "."))
-    rule = run.learner._rule(run.learner.manager.tasks[0], per_epoch=1)
+    rule = reset_rule(config, run.learner.network, 1, fresh=dict)
     assert [layer.names[0] for layer in rule._layers] == ["backbone.1.conv1"]
     assert run.execute()["units_replaced"][0] > 0
 

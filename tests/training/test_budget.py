@@ -230,7 +230,7 @@ def test_the_warm_up_is_a_share_of_the_steps_that_a_budget_leaves(keys, settings
 
     def phase_started(task, run, first):
         if task.index:
-            begun.append((finished.learner.consolidation.warmup_steps, run.steps))
+            begun.append((finished.learner.consolidation.wsc.warmup_steps, run.steps))
         started(task, run, first)
 
     finished.phase_started = phase_started

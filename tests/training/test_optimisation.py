@@ -178,9 +178,9 @@ def test_averaging_begins_and_the_rate_is_held_from_the_same_epoch(keys, steps, 
         grow_for(learner, task)
     run = begun(learner, learner.manager.tasks[1])
     assert run.batches == 2
-    assert learner.consolidation.warmup_steps == 2 * steps
+    assert learner.consolidation.wsc.warmup_steps == 2 * steps
     assert [run.lr(epoch) for epoch in range(40)] == [0.1] * held + [0.03] * (40 - held)
-    assert learner.consolidation.averaged == (not held)
+    assert learner.consolidation.wsc.averaged == (not held)
 
 
 @pytest.mark.parametrize("name", ["fisher", "hessian"])
@@ -189,17 +189,18 @@ def test_held_out_exemplars_take_no_part_in_scores_and_statistics(name, settings
     keys = {"wsc.trigger": "held_out", "wsc.held_out": 0.5, "wsc.importance": name, "max_tasks": 2}
     learner = run_of(settings, **keys).learner
     held, used = [], []
-    begin, batches = learner._consolidate, learner.batches.source.batches
+    begin, batches = learner.begin_phase, learner.batches.source.batches
 
-    def consolidate(task, phase):
+    def begin_phase(task, phase):
         begin(task, phase)
-        held.append(set(learner.batches.held_out.tolist()))
+        if learner.consolidation:
+            held.append(set(learner.batches.held_out.tolist()))
 
     def watched(indices, *arguments, **options):
         used.append((set(indices.tolist()), options.get("train", False)))
         return batches(indices, *arguments, **options)
 
-    monkeypatch.setattr(learner, "_consolidate", consolidate)
+    monkeypatch.setattr(learner, "begin_phase", begin_phase)
     for task in learner.manager.tasks:
         monkeypatch.setattr(learner.batches.source, "batches", watched if task.index else batches)
         learner.learn(task, SILENT)

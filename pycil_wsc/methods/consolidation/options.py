@@ -17,20 +17,21 @@ key = partial(keys.key, decides="later tasks")  # a consolidated first task (`fi
 class WSCKeys(RivalOptions, EpochOptions):
     """Options of Weight Space Consolidation on a learner, with the scores and resets that need data or the network."""
 
-    importance: str = key(
-        "moment",
-        "score that ranks the parameters: `moment`, `first_moment`, `second_moment`, `drift`, `fisher`, `hessian`",
-        studied=1,
+    importance: str = again(
+        EpochOptions,
+        "importance",
+        doc="score that ranks the parameters: `moment`, `first_moment`, `second_moment`, `drift`, `fisher`, `hessian`",
+        choices=(),  # those that are registered
+        decides="later tasks",
     )
-    reset: str = key(
-        "blend",
-        "`blend` with the weights before the task, `revert` to them, `random` initial values, `shrink_perturb` (all"
+    reset: str = again(
+        EpochOptions,
+        "reset",
+        doc="`blend` with the weights before the task, `revert` to them, `random` initial values, `shrink_perturb` (all"
         " parameters), `continual_backprop` (units, throughout the task), or `none`",
-        studied=2,
+        choices=(),
+        decides="later tasks",
     )
-    reset_every: str | int = again(EpochOptions, "reset_every", studied=3)
-    average: bool = again(EpochOptions, "average", studied=4)
-    retain: float = again(EpochOptions, "retain", studied=5)
     trigger: str = key(
         "warmup",
         "what ends the warm-up: a fraction of the epochs (`warmup`), or a plateau of the `training_loss` or of the loss"

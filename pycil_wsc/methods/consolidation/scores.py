@@ -5,6 +5,7 @@ import functools
 import re
 import time
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,15 +22,31 @@ from pycil_wsc.data.batches.order import WHOLE
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line
+from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.state import State
-from pycil_wsc.training.learner import BaseLearner
+from pycil_wsc.training.batches import Batches
+from pycil_wsc.training.learner_config import LearnerConfig
+from pycil_wsc.training.processes import Processes
 
 
-class Scoring(BaseLearner):
-    """A learner whose weights are scored while it is consolidated, and what this has cost."""
+class Consolidating(Protocol):
+    """A phase that is consolidated."""
 
-    consolidation: WeightSpaceConsolidation | None = None  # of the current task
-    scoring: dict[str, float]
+    wsc: WeightSpaceConsolidation
+
+
+class Scoring(Protocol):
+    """What scores need of a learner whose weights are scored while it is consolidated."""
+
+    config: LearnerConfig
+    network: IncrementalNet
+    processes: Processes
+    device: torch.device
+    batches: Batches
+    scoring: dict[str, float]  # what it has cost
+
+    @property
+    def consolidation(self) -> Consolidating | None: ...
 
 
 def chosen_importance(learner: Scoring, task: Task) -> Importance:
@@ -83,7 +100,7 @@ class UnaugmentedBatches:
         self.learner = learner
         self.images = 0
         self.passed = 0  # images that this process has last passed over
-        resets = learner.consolidation.resets if learner.consolidation else 0
+        resets = learner.consolidation.wsc.resets if learner.consolidation else 0
         self.seed = seeding.derived_seed(learner.config.seed, "importance", task.index, resets)
         indices = learner.batches.indices(task)
         wanted = learner.config.wsc.importance_samples

@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from pycil_wsc import registry, seeding
-from pycil_wsc.consolidation import Reset
+from pycil_wsc.consolidation import Reset, WeightSpaceConsolidation
 from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.methods.consolidation.scores import Scoring, chosen_importance
+from pycil_wsc.methods.consolidation.scores import chosen_importance
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import Backbone, inner_units
@@ -75,12 +75,12 @@ def consolidated(learner: type[BaseLearner]) -> type[BaseLearner]:
     return type(f"Consolidated{learner.__name__}", (Consolidated, learner), {})
 
 
-class Consolidated(Scoring):
+class Consolidated(BaseLearner):
     """A mixin, placed before a learner: each later task trains with a :class:`WeightSpaceConsolidation`, configured by
     the keys ``wsc.*``.
     """
 
-    class Plan(Scoring.Plan):
+    class Plan(BaseLearner.Plan):
         consolidates = True
 
         @property
@@ -99,9 +99,8 @@ class Consolidated(Scoring):
             of_rule = getattr(rule, "time_constants", dict)()
             return super().time_constants(network) | {f"wsc.{name}": steps for name, steps in of_rule.items()}
 
-    replacement: Replacement | None = None  # this and the following: of the current task
-    plateau: Plateau | None = None
-    warm_epochs = math.inf  # infinite until a plateau is reached
+    consolidation: "ConsolidatedPhase | None" = None  # of the current task
+    scoring: dict[str, float]
 
     def __init__(self, *arguments: Unpack[Arguments]):
         super().__init__(*arguments)
@@ -111,7 +110,7 @@ class Consolidated(Scoring):
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
-        self._rule(task, per_epoch=1)  # a rule that does not fit fails before the first task is trained, not after it
+        reset_rule(self.config, self.network, 1, dict)  # one that does not fit fails before the first task is trained
 
     def phases(self, task: Task) -> Iterator[Phase]:
         self.batches.held_out = None  # forget those of an earlier task
@@ -121,92 +120,36 @@ class Consolidated(Scoring):
                     f"model_name: '{self.config.model_name}' trains a task in several phases, so it cannot be "
                     "consolidated; declare one_phase = False in its Plan"
                 )
-            if self._consolidates(task) and self.config.wsc.trigger == "held_out":
-                held_out = held_out_exemplars(self, task)
-                self.batches.held_out = held_out
-                kept = phase.indices[~np.isin(phase.indices, held_out)]
-                phase = replace(phase, indices=np.sort(kept))
-            yield phase
-
-    def begin_phase(self, task: Task, run: PhaseRun) -> None:
-        super().begin_phase(task, run)
-        if self._consolidates(task):
-            self._consolidate(task, run)
+            yield self._without_held_out(phase, task) if self._consolidates(task) else phase
 
     def _consolidates(self, task: Task) -> bool:
         return task.index > 0 or self.config.wsc.first_task
 
-    # ---- the beginning of a task -------------------------------------------------------------------------------------
+    def _without_held_out(self, phase: Phase, task: Task) -> Phase:
+        """The phase without the exemplars on which a trigger measures the loss."""
+        if self.config.wsc.trigger != "held_out":
+            return phase
+        self.batches.held_out = held_out_exemplars(self, task)
+        kept = phase.indices[~np.isin(phase.indices, self.batches.held_out)]
+        return replace(phase, indices=np.sort(kept))
 
-    def _consolidate(self, task: Task, run: PhaseRun) -> None:
-        options = self.config.wsc
-        rule = self._rule(task, run.batches)
-        given = {"importance": chosen_importance(self, task), "reset": rule if isinstance(rule, Reset) else None}
-        if options.trigger != "warmup":
-            given["warmup_steps"] = None  # until a plateau
-        else:
-            warmup = warmup_in_steps(options.warmup, run.epochs, run.batches, bool(rule))
-            if warmup >= run.steps:  # a budget ends the last epoch early, which may be the only one
-                warmup = warmup_in_steps(options.warmup, run.steps, resets=bool(rule))
-            given["warmup_steps"] = warmup
-        wsc = options.build(self.network.named_parameters(), run.epochs, run.batches, **given)
-        wsc.check_fits(run.steps)
-        self.consolidation = wsc.attach(run.phase.optimizer)
-        if not (rule is None or isinstance(rule, Reset)):
-            self.replacement = rule.attach(run.phase.optimizer)  # after the consolidation, which so sees a step first
-        if wsc.warmup_steps is None:
-            self.warm_epochs = math.inf
-            self.plateau = Plateau(options.patience, options.min_delta)
-        else:
-            self.warm_epochs = options.held_from(run.epochs, wsc.warmup_steps)
-        if options.holds_rate:
-            interval = 1 if self.config.schedule_unit == "epoch" else 1 / run.batches
-            schedule = run.lr
-            held = options.average_lr, options.average_anneal, interval
-            run.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
-
-    def _rule(self, task, per_epoch) -> Reset | Replacement | None:
-        sum_ = self.processes.sum_ if self.processes.count > 1 else None
-        return reset_rule(self.config, self.network, per_epoch, functools.partial(self._fresh, task), sum_)
-
-    def _fresh(self, task) -> dict[str, Tensor]:
-        """New initial values of the network's parameters: {name: tensor} of the same learner with another seed."""
-        assert self.consolidation is not None
-        before = [self.replacement.replaced] if self.replacement else []  # other values at each replacement
-        seed = seeding.derived_seed(self.config.seed, "reset", task.index, self.consolidation.resets, *before)
-        config = replace(self.config, seed=seed, pretrained=False)
-        other = type(self)(config, self.manager, self.batches.source, self.device, SINGLE_PROCESS)
-        for earlier in self.manager.tasks[: task.index + 1]:
-            grow_for(other, earlier)
-        return dict(other.network.named_parameters())
-
-    # ---- during and after a task -------------------------------------------------------------------------------------
+    def begin_phase(self, task: Task, run: PhaseRun) -> None:
+        super().begin_phase(task, run)
+        if self._consolidates(task):
+            self.consolidation = ConsolidatedPhase(self, task, run)
 
     def after_epoch(self, task: Task, run: PhaseRun, epoch: int, loss: float) -> None:
         super().after_epoch(task, run, epoch, loss)
-        if self.consolidation and self.plateau and self.warm_epochs == math.inf and epoch + 1 < run.epochs:
-            if self.plateau.reached(self._watched(loss)):
-                self.consolidation.end_warmup()
-                self.warm_epochs = epoch + 1
-
-    def _watched(self, loss: float) -> float:
-        """The loss whose plateau ends the warm-up: that of training, or of the exemplars that are held out."""
-        held_out = self.batches.held_out
-        return loss if held_out is None else mean_loss(self, held_out)
+        if self.consolidation:
+            self.consolidation.after_epoch(epoch, loss)
 
     def end_task(self, task: Task) -> None:
         if self.consolidation:
-            ended = self.warm_epochs < math.inf
-            self.warmups = [*self.warmups, int(self.warm_epochs) if ended else None]
-            if ended:
-                self.consolidation.finish()
-            self.consolidation.detach()
-            if self.replacement:
-                self.replacement.detach()
-                self.replaced = [*self.replaced, self.replacement.replaced]
-            if ended and self.config.wsc.average:
-                self.outputs.recompute_batch_norm(task)
-            self.consolidation = self.replacement = self.plateau = self.batches.held_out = None
+            self.consolidation.end()
+            self.warmups = [*self.warmups, self.consolidation.epochs_before_reset]
+            if self.consolidation.replacement:
+                self.replaced = [*self.replaced, self.consolidation.replacement.replaced]
+            self.consolidation = self.batches.held_out = None
         super().end_task(task)
         self.spent.costs |= self._costs()
 
@@ -224,33 +167,130 @@ class Consolidated(Scoring):
         return costs
 
     def get_extra_state(self) -> State:
-        parts = {}
-        for name in "consolidation", "replacement", "plateau":
-            part = getattr(self, name)
-            if part:
-                parts[name] = part.state_dict()
-        mine = {
-            "warm_epochs": self.warm_epochs,
-            "warmups": self.warmups,
-            "replaced": self.replaced,
-            "scoring": dict(self.scoring),
-        }
-        return super().get_extra_state() | {"wsc": parts | mine}
+        phase = self.consolidation.state_dict() if self.consolidation else {"warm_epochs": math.inf}
+        totals = {"warmups": self.warmups, "replaced": self.replaced, "scoring": dict(self.scoring)}
+        return super().get_extra_state() | {"wsc": phase | totals}
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        mine = state["wsc"]
-        self.warm_epochs = mine["warm_epochs"]
-        self.scoring = dict(mine["scoring"])
-        self.warmups = list(mine["warmups"])
-        self.replaced = list(mine["replaced"])
+        saved = state["wsc"]
+        self.scoring = dict(saved["scoring"])
+        self.warmups = list(saved["warmups"])
+        self.replaced = list(saved["replaced"])
         self.spent.costs |= self._costs()
-        for name in "consolidation", "replacement", "plateau":
-            if part := getattr(self, name):
-                try:
-                    part.load_state_dict(mine[name])
-                except ValueError as error:
-                    raise UnusableRun(f"the checkpoint cannot be used ({error})") from None
+        if self.consolidation:
+            self.consolidation.load_state_dict(saved)
+
+
+class ConsolidatedPhase:
+    """A phase with :class:`WeightSpaceConsolidation` on top, from its beginning to the end of its task.
+
+    It ends the warm-up, and holds the learning rate afterwards, if ``wsc.average_lr`` is set.
+
+    Args:
+        learner: whose network the phase trains.
+        task: that of the phase.
+        run: the phase, whose learning rates are changed.
+
+    Attributes:
+        replacement: a rule that replaces units throughout the task, instead of a reset; None: there is none.
+        warm_epochs: the epochs before the reset; infinite until a plateau is reached.
+    """
+
+    def __init__(self, learner: Consolidated, task: Task, run: PhaseRun) -> None:
+        self.learner = learner
+        self.task = task
+        self.run = run
+        options = learner.config.wsc
+        sum_ = learner.processes.sum_ if learner.processes.count > 1 else None
+        rule = reset_rule(learner.config, learner.network, run.batches, self._fresh, sum_)
+        self.wsc = self._built(rule).attach(run.phase.optimizer)
+        self.replacement: Replacement | None = None
+        if not (rule is None or isinstance(rule, Reset)):
+            self.replacement = rule.attach(run.phase.optimizer)  # after the consolidation, which so sees a step first
+        self.plateau: Plateau | None = None
+        if self.wsc.warmup_steps is None:
+            self.plateau = Plateau(options.patience, options.min_delta)
+            self.warm_epochs = math.inf
+        else:
+            self.warm_epochs = options.held_from(run.epochs, self.wsc.warmup_steps)
+        if options.holds_rate:
+            self._hold_rate()
+
+    def _built(self, rule: Reset | Replacement | None) -> WeightSpaceConsolidation:
+        """The consolidation as configured, in the steps of the phase."""
+        options, run = self.learner.config.wsc, self.run
+        reset = rule if isinstance(rule, Reset) else None
+        warmup = None  # until a plateau
+        if options.trigger == "warmup":
+            warmup = warmup_in_steps(options.warmup, run.epochs, run.batches, bool(rule))
+            if warmup >= run.steps:  # a budget ends the last epoch early, which may be the only one
+                warmup = warmup_in_steps(options.warmup, run.steps, resets=bool(rule))
+        importance = chosen_importance(self.learner, self.task)
+        given = {"importance": importance, "reset": reset, "warmup_steps": warmup}
+        wsc = options.build(self.learner.network.named_parameters(), run.epochs, run.batches, **given)
+        wsc.check_fits(run.steps)
+        return wsc
+
+    def _hold_rate(self) -> None:
+        """Hold the learning rate after the warm-up, which a plateau may end at any epoch."""
+        config = self.learner.config
+        interval = 1 if config.schedule_unit == "epoch" else 1 / self.run.batches
+        schedule = self.run.lr
+        held = config.wsc.average_lr, config.wsc.average_anneal, interval
+        self.run.lr = lambda epoch: held_lr(schedule, self.warm_epochs, *held)(epoch)
+
+    def _fresh(self) -> dict[str, Tensor]:
+        """New initial values of the network's parameters: {name: tensor} of the same learner with another seed."""
+        learner = self.learner
+        before = [self.replacement.replaced] if self.replacement else []  # other values at each replacement
+        seed = seeding.derived_seed(learner.config.seed, "reset", self.task.index, self.wsc.resets, *before)
+        config = replace(learner.config, seed=seed, pretrained=False)
+        other = type(learner)(config, learner.manager, learner.batches.source, learner.device, SINGLE_PROCESS)
+        for earlier in learner.manager.tasks[: self.task.index + 1]:
+            grow_for(other, earlier)
+        return dict(other.network.named_parameters())
+
+    def after_epoch(self, epoch: int, loss: float) -> None:
+        """End the warm-up after the epoch, if the loss that is watched has reached a plateau."""
+        if self.plateau and self.warm_epochs == math.inf and epoch + 1 < self.run.epochs:
+            held_out = self.learner.batches.held_out
+            watched = loss if held_out is None else mean_loss(self.learner, held_out)
+            if self.plateau.reached(watched):
+                self.wsc.end_warmup()
+                self.warm_epochs = epoch + 1
+
+    def end(self) -> None:
+        """End the phase: the average becomes the weights, and batch norm's statistics are those of the average."""
+        ended = self.epochs_before_reset is not None
+        if ended:
+            self.wsc.finish()
+        self.wsc.detach()
+        if self.replacement:
+            self.replacement.detach()
+        if ended and self.learner.config.wsc.average:
+            self.learner.outputs.recompute_batch_norm(self.task)
+
+    @property
+    def epochs_before_reset(self) -> int | None:
+        """None: no plateau was reached."""
+        return int(self.warm_epochs) if self.warm_epochs < math.inf else None
+
+    def _parts(self) -> dict[str, WeightSpaceConsolidation | Replacement | Plateau]:
+        parts = {"consolidation": self.wsc, "replacement": self.replacement, "plateau": self.plateau}
+        return {name: part for name, part in parts.items() if part}
+
+    def state_dict(self) -> State:
+        return {"warm_epochs": self.warm_epochs} | {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raise :class:`UnusableRun` if the state is of another phase."""
+        self.warm_epochs = state["warm_epochs"]
+        try:
+            for name, part in self._parts().items():
+                part.load_state_dict(state[name])
+        except ValueError as error:
+            raise UnusableRun(f"the checkpoint cannot be used ({error})") from None
 
 
 def reset_rule(
