@@ -24,8 +24,17 @@ KEYS = {  # that the trials of a method vary; "init_lr" of the others
 }
 LIKE_REPLAY = ("finetune", "icarl", "wsc")  # take its rate of the backbone
 RATES = ("init_lr", "lrate")  # are equal
-ORDER = ("finetune", "replay", "wsc", "icarl", "slca", "l2p", "coda_prompt", "ease", "aper_adapter", "ranpac", "slda")
-LABELS = {"wsc": ("right", -8, -4), "finetune": ("center", 0, 9)}  # where points are near others
+ORDER = (
+    *("finetune", "replay", "wsc", "icarl", "slca"),
+    *("l2p", "coda_prompt", "ease", "ease+wsc", "aper_adapter", "ranpac", "slda"),
+)
+LABELS = {  # (method, exemplars) -> where the label stands, if points are near others
+    ("wsc", 20): ("right", -8, -4),
+    ("wsc", 4): ("left", -4, 9),
+    ("finetune", 0): ("right", -8, 2),
+    ("ease", 0): ("right", -8, -9),
+    ("ease+wsc", 0): ("right", -8, -21),
+}
 
 
 # ---- the trials ------------------------------------------------------------------------------------------------------
@@ -129,7 +138,7 @@ def draw(path: Path) -> None:
         axis.plot(point["operations"], point["average"], "o", color=color, markersize=4 + 0.3 * point["exemplars"])
         memory = f", {point['exemplars']}" if point["exemplars"] else ""
         place = point["operations"], point["average"]
-        side, across, down = LABELS.get(point["method"], ("left", 8, -4))
+        side, across, down = LABELS.get((point["method"], point["exemplars"]), ("left", 8, -4))
         axis.annotate(
             method_name(point["method"]) + memory,
             place,

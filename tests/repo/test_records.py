@@ -951,9 +951,12 @@ def test_each_method_of_the_pretrained_study_has_the_value_of_its_best_trial():
     tried = defaultdict(dict)
     for run in read(ROOT / "results/studies/pretrained/trials.csv"):
         tried[run["method"]][run[keys.get(run["method"], "init_lr")]] = run["average"]
-    studied = {entry["model_name"]: entry for entry in entries("pretrained")}
+    named = {"ease+wsc" if entry.get("consolidate") else entry["model_name"]: entry for entry in entries("pretrained")}
+    assert named["ease+wsc"] == named["ease"] | {"consolidate": True}
+    studied = {method: entry for method, entry in named.items() if method != "ease+wsc"}
     shown = {run["method"] for run in read(ROOT / "results/studies/pretrained/table.csv")}
-    assert shown - tried.keys() == {"finetune"} and all(len(values) >= 4 for values in tried.values())
+    assert shown == named.keys() and shown - tried.keys() == {"finetune", "ease+wsc"}
+    assert all(len(values) >= 4 for values in tried.values())
     for method, values in tried.items():
         chosen = studied[method][keys.get(method, "init_lr")]
         assert values[chosen] == max(values.values()), method
@@ -1003,6 +1006,12 @@ def test_what_the_page_says_of_a_pretrained_transformer_is_in_its_records():
     assert "**" not in interval(pairs(runs["replay", 4], runs["finetune", 0], "average"))
     assert np.mean(pairs(runs["replay", 4], runs["finetune", 0], "accuracy_4")) > 0
     assert "**" in interval(pairs(runs["replay", 4], runs["finetune", 0], "accuracy_4"))
+    assert interval(pairs(runs["ease+wsc", 0], runs["ease", 0], "average")) in page
+    tuned = [runs[method, 0] for method in ("l2p", "coda_prompt", "ease", "ease+wsc", "aper_adapter")]
+    differences = [pairs(of_method, runs["finetune", 0], "average") for of_method in tuned]
+    assert all(np.mean(values) < 0 or "**" not in interval(values) for values in differences)
+    trained = {method: [run["trained_4"] for run in runs[method, 0].values()] for method in ("l2p", "coda_prompt", "ease")}
+    assert max(trained["l2p"] + trained["coda_prompt"]) < 50 < min(trained["ease"])
 
 
 def test_the_table_of_classes_of_unequal_size_is_the_records():
