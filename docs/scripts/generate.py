@@ -99,8 +99,7 @@ def page(name):
 
 def recorded(name):
     """The Markdown table of a benchmark's record, or of the runs in the folder results/studies/``name``."""
-    import pretrained_study  # beside this file, as is
-    import trace_tables
+    import trace_tables  # beside this file
 
     abundant = study("abundant")
     averages = study("which_average", "averages")
@@ -110,7 +109,7 @@ def recorded(name):
         "several passes": study("streams").rows,
         "one pass": study("one_pass").rows,
         "long tail": study("long_tail").rows,
-        "pretrained": pretrained_study.rows,
+        "pretrained": study("pretrained", "pretrained_study").rows,
         "imagenet100": study("night", "imagenet100").rows,
         "largest losses": averages.worst,
         "averages of images": averages.of_images,
@@ -136,17 +135,17 @@ def study(name, module=None):
 def main():
     for name in GENERATED:
         (ROOT / "docs" / f"{name}.md").write_text(page(name), encoding="utf-8")
-    import figure  # beside this file, as are
+    import figure  # beside this file, as is
     import house
-    import pretrained_study
 
     study("night", "claims").main()
     house.main()
     figure.draw_schedule(ROOT / "docs" / "images" / "paper_schedule.svg")
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
-    for script, name in ((study("abundant"), "abundant"), (pretrained_study, "pretrained_study")):
+    for name, module in (("abundant", "abundant"), ("pretrained", "pretrained_study")):
+        script = study(name, module)
         if script.rows():
-            script.draw(ROOT / "docs" / "images" / f"{name}.svg")
+            script.draw(ROOT / "docs" / "images" / f"{module}.svg")
 
 
 if __name__ == "__main__":
