@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 from pycil_wsc.allocator import return_freed_memory
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, plural
 
 try:
     import resource
@@ -102,7 +102,7 @@ def device_name(device: torch.device) -> str:
         cpuinfo = Path("/proc/cpuinfo")
         model = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
         threads = torch.get_num_threads()
-        return f"{model[1] if model else 'cpu'}, {threads} thread{'s' * (threads != 1)}"
+        return f"{model[1] if model else 'cpu'}, {plural(threads, 'thread')}"
     name = getattr(_module(device), "get_device_name", None)
     return name(device) if name else device.type
 

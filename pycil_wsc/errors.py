@@ -53,6 +53,13 @@ def lack_of_memory(error: BaseException) -> str:
     return f"there is not enough memory ({described(error).rstrip(': ')}); free some, or give the command less at once"
 
 
+def plural(count: int, noun: str) -> str:
+    """``1 image``, ``3 images``, ``2 classes``."""
+    if count != 1:
+        noun += "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type if it has no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

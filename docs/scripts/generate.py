@@ -4,6 +4,7 @@ and of some speeds, from their records, the page of claims, and the figures.
 python docs/scripts/generate.py
 """
 
+import importlib
 import json
 import re
 import sys
@@ -98,22 +99,18 @@ def page(name):
 
 def recorded(name):
     """The Markdown table of a benchmark's record, or of the runs in the folder results/studies/``name``."""
-    import abundant  # beside this file, as are
-    import averages
-    import imagenet100
-    import long_tail
-    import pretrained_study
-    import stream_tables
-    import trace_tables
+    import trace_tables  # beside this file
 
+    abundant = study("abundant")
+    averages = study("which_average", "averages")
     tables = {
         "abundant": abundant.rows,
         "equal decay": abundant.rows_at_equal_decay,
-        "several passes": stream_tables.several_passes,
-        "one pass": stream_tables.one_pass,
-        "long tail": long_tail.rows,
-        "pretrained": pretrained_study.rows,
-        "imagenet100": imagenet100.rows,
+        "several passes": study("streams").rows,
+        "one pass": study("one_pass").rows,
+        "long tail": study("long_tail").rows,
+        "pretrained": study("pretrained", "pretrained_study").rows,
+        "imagenet100": study("night", "imagenet100").rows,
         "largest losses": averages.worst,
         "averages of images": averages.of_images,
         "averages of digits": averages.of_digits,
@@ -127,23 +124,28 @@ def recorded(name):
     return f"{table}\n{abundant.sentence()}\n\n{abundant.FIGURE}\n" if name == "abundant" else table
 
 
+def study(name, module=None):
+    """The module results/studies/``name``/``module``.py, by default the one with the name of the study."""
+    folder = str(ROOT / "results" / "studies" / name)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(module or name)
+
+
 def main():
     for name in GENERATED:
         (ROOT / "docs" / f"{name}.md").write_text(page(name), encoding="utf-8")
-    import claims  # beside this file
-    import figure
+    import figure  # beside this file, as is
     import house
 
-    claims.main()
+    study("night", "claims").main()
     house.main()
     figure.draw_schedule(ROOT / "docs" / "images" / "paper_schedule.svg")
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
-    import abundant
-    import pretrained_study
-
-    for study, name in ((abundant, "abundant"), (pretrained_study, "pretrained_study")):
-        if study.rows():
-            study.draw(ROOT / "docs" / "images" / f"{name}.svg")
+    for name, module in (("abundant", "abundant"), ("pretrained", "pretrained_study")):
+        script = study(name, module)
+        if script.rows():
+            script.draw(ROOT / "docs" / "images" / f"{module}.svg")
 
 
 if __name__ == "__main__":

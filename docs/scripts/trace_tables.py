@@ -50,7 +50,9 @@ def _run(record: dict[str, Any]) -> tuple[str, ...]:
     name = config["llm.method"] + (f", LoRA {config['llm.lora_rank']}" if config.get("llm.lora_rank") else "")
     scores = (*trace["matrix"][-1], trace["last_average"], fixed["last_average"], trace["forgetting"], trace["bwt"][-1])
     cost = (record["train_minutes"], record["relative_vram_minutes"])
-    seed = f"seed {config['seed']}" + f", Trainer in {record['precision']}" * ("schema" in record)
+    seed = f"seed {config['seed']}"
+    if "schema" in record:
+        seed += f", Trainer in {record['precision']}"
     return (f"{name}, {seed}", *map(_percent, scores), *(f"{minutes:.1f}" for minutes in cost))
 
 

@@ -2,8 +2,8 @@
 
 python docs/scripts/words.py [PAGE ...]
 
-Code blocks and what ``docs/scripts/generate.py`` and ``docs/scripts/claims.py`` write do not count. Without arguments,
-the pages are README.md, CONTRIBUTING.md and docs/*.md.
+Code blocks and what ``docs/scripts/generate.py`` and ``results/studies/night/claims.py`` write do not count. Without
+arguments, the pages are README.md, CONTRIBUTING.md and docs/*.md.
 """
 
 import re

@@ -54,7 +54,8 @@ def check(config: Config) -> None:
     size = config.memory_keys[1]
     if method.needs_exemplars and not getattr(config, size):
         raise UserError(f"{size}: '{config.model_name}' needs exemplars; give a number above 0, or use 'finetune'")
-    if problem := method.check():
+    problem = method.check()
+    if problem:
         raise UserError(problem)
     for name in config.tasks or [config.dataset]:
         if not name.startswith(("npz:", "folder:")):

@@ -58,7 +58,8 @@ def complete(flat: Mapping[str, Json]) -> Config:
         default |= ONLINE
     given = {name: keys[name].check(value) for name, value in flat.items() if name in keys}
     budget = _budget_of(flat.get("budget", "pycil"))
-    if twice := [name for name in budget.keys if name in given]:
+    twice = [name for name in budget.keys if name in given]
+    if twice:
         raise UserError(f"{twice[0]}: is set by 'budget'; leave one of the two out")
     values = default | given | budget.keys | _schedule(given, default, learner, budget)
     if "wsc.average_lr" not in given and values["wsc.average_lr"] is not None:
@@ -96,7 +97,8 @@ def defaults(model_name: str) -> dict[str, Json]:
     """The values of a learner's keys that are absent from the JSON."""
     keys = keys_of(registry.learners[model_name])
     set_defaults = registry.learner_defaults[model_name]
-    if unknown := [name for name in set_defaults if name not in KEYS]:
+    unknown = [name for name in set_defaults if name not in KEYS]
+    if unknown:
         raise UserError(
             f'register_learner("{model_name}", {unknown[0]}=...): not a key shared by all learners; declare it in the '
             "Options dataclass of the learner's class, with pycil_wsc.keys.key"
@@ -160,7 +162,8 @@ def _schedule(
             if equal_steps:
                 requested *= batch_size / given.get("batch_size", others["batch_size"])
             total = sum(default[name] for name in keys)
-            if wrong := [name for name in keys[1:] if name in given]:
+            wrong = [name for name in keys[1:] if name in given]
+            if wrong:
                 raise UserError(f"{wrong[0]}: is set by 'budget', in proportion to '{main}'; leave it out")
         elif requested is None and factor != 1:
             requested = factor * total

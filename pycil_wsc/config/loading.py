@@ -71,7 +71,8 @@ def _distinct(runs: Sequence[RunConfig], path: str | Path) -> list[RunConfig]:
             continue
         if other.identity() != config.identity():
             raise UserError(f"{path}: two runs would share {folder}; give them different values of 'prefix'")
-        ours, theirs = config.to_dict(), other.to_dict()
+        ours = config.to_dict()
+        theirs = other.to_dict()
         for name in (name for name, key in config.keys.items() if key.decides not in RESULT):
             if ours.get(name) != theirs.get(name):
                 raise UserError(
@@ -200,7 +201,8 @@ def _points(axes: Mapping[str, list[Json]]) -> Iterator[dict[str, Json]]:
 def _axes(flat: dict[str, Json], takes_list: Callable[[str], bool]) -> dict[str, list[Json]]:
     """The list-valued keys. If a value of the key is itself a list (``takes_list``), an axis is a list of lists."""
     axes = {name: value for name, value in flat.items() if _is_axis(value, takes_list(name))}
-    if empty := [name for name, value in axes.items() if not value]:
+    empty = [name for name, value in axes.items() if not value]
+    if empty:
         raise UserError(f"{empty[0]}: an empty list has no runs; give at least one value")
     return axes
 
@@ -222,7 +224,8 @@ def flatten(raw: Mapping[str, Json]) -> dict[str, Json]:
     for name, value in raw.items():
         nested = isinstance(value, dict) and value and name not in DIRECTIVES
         given = {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
-        if twice := sorted(flat.keys() & given.keys()):
+        twice = sorted(flat.keys() & given.keys())
+        if twice:
             raise UserError(f"{twice[0]}: is given twice, in a group and with a dot; leave one of the two out")
         flat |= given
     return flat

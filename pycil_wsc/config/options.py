@@ -209,7 +209,8 @@ def keys_of(learner: "type[BaseLearner]") -> Mapping[str, Key]:
 def _keys_with(options: type, learner: str) -> Mapping[str, Key]:
     """The shared keys and those of a learner's ``options``; a sweep asks for them several times for each run."""
     option_keys = declared(options)
-    if shared := sorted(KEYS.keys() & option_keys.keys()):
+    shared = sorted(KEYS.keys() & option_keys.keys())
+    if shared:
         raise UserError(
             f"{learner}.Options: '{shared[0]}' is a key of all learners; set its default in register_learner"
         )

@@ -179,7 +179,8 @@ def _schedule(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     if ours.get("scheduler") == "constant":
         ours |= {"scheduler": "steplr", "init_milestones": [], "milestones": []}
     for milestones, epochs in (("init_milestones", "init_epoch"), ("milestones", "epochs")):
-        given, end = ours.get(milestones), ours.get(epochs)
+        given = ours.get(milestones)
+        end = ours.get(epochs)
         if isinstance(given, list) and type(end) is int:  # some are beyond the end, where they have no effect
             ours[milestones] = [epoch for epoch in given if type(epoch) is not int or epoch < end]
     return ours

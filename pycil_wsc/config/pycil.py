@@ -57,7 +57,8 @@ def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> tuple
 
     If the file has one schedule for all tasks, an override of its keys holds for all tasks, too.
     """
-    file, overrides = dict(file), dict(overrides)
+    file = dict(file)
+    overrides = dict(overrides)
     method = str(file.get("model_name")).lower()
     if method == "aper_finetune" and "optimizer" in overrides:
         file["optimizer"] = overrides.pop("optimizer")

@@ -16,7 +16,8 @@ class NonFiniteGradients(RuntimeError):
 
 def by_name(pairs: Iterable[tuple[str, Tensor]], argument: str, wanted: Callable[[Tensor], bool]) -> dict[str, Tensor]:
     """{name: tensor} of the (name, tensor) pairs that are ``wanted``; a tensor with several names keeps the first."""
-    names, tensors = set(), {}
+    names = set()
+    tensors = {}
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise TypeError(f"{argument} must give (name, tensor) pairs: pass model.{argument}()")

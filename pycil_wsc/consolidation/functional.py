@@ -99,7 +99,8 @@ def update_moments_(
 
 def _update_unless_(skipped, first, second, grads, betas, absolute):
     for m, v, grad in zip(first, second, grads, strict=True):
-        new_m, new_v = m.clone(), v.clone()
+        new_m = m.clone()
+        new_v = v.clone()
         update_moments_([new_m], [new_v], [grad], betas, absolute)
         keep = skipped.to(m.device)
         m.copy_(torch.where(keep, m, new_m))

@@ -167,7 +167,9 @@ class Slerp(Merge):
             raise ValueError(f"weight={weight}: the new model's share must be in 0..1")
         if space not in ("weights", "task_vectors"):
             raise ValueError(f"space={space!r} is unknown; known: 'weights', 'task_vectors'")
-        self.weight, self.task_vectors, self.total = weight, space == "task_vectors", total
+        self.weight = weight
+        self.task_vectors = space == "task_vectors"
+        self.total = total
         super().__init__(start)
 
     def _fold_(self, running: Tensor, new: Tensor) -> None:
@@ -216,7 +218,8 @@ class Ties(Merge):
         super().__init__(start)
         if not 0 < keep <= 1:
             raise ValueError(f"keep={keep}: the fraction of elements that are kept must be above 0 and at most 1")
-        self.scale, self.keep = scale, keep
+        self.scale = scale
+        self.keep = keep
         self._kept: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -242,7 +245,8 @@ class Ties(Merge):
     def _finished(self, name: str) -> Tensor:
         positive, negative, ups, downs = self._running[name]
         mass = positive + negative
-        up, down = positive / ups.clamp(min=1), negative / downs.clamp(min=1)
+        up = positive / ups.clamp(min=1)
+        down = negative / downs.clamp(min=1)
         merged = torch.where(mass > 0, up, torch.where(mass < 0, down, 0))
         return torch.add(self._start[name].to(merged), merged, alpha=self.scale)
 
@@ -269,7 +273,8 @@ def fisher_mean(first: Tensor, second: Tensor, weight: float, first_fisher: Tens
     ((1 - weight) F1 first + weight F2 second) / ((1 - weight) F1 + weight F2), element by element; where both F are 0,
     the mean without them.
     """
-    one, two = (1 - weight) * first_fisher, weight * second_fisher
+    one = (1 - weight) * first_fisher
+    two = weight * second_fisher
     total = one + two
     share = torch.where(total > 0, two / torch.where(total > 0, total, 1), weight)
     return torch.lerp(first, second, share)

@@ -131,7 +131,8 @@ def _top(group, scores, retain, eligible, peers):
             tied = (score == threshold) & allowed
             first = tied & (tied.flatten().cumsum(0).view(score.shape) <= ties_kept)
             yield i, index, (score > threshold) & allowed | first
-            ties_kept, ties = ties_kept - int(first.sum()), ties - int(tied.sum())
+            ties_kept -= int(first.sum())
+            ties -= int(tied.sum())
 
 
 class _Ranked:
@@ -150,13 +151,15 @@ class _Ranked:
         return iter(self._compute() if self.cached is None else self.cached)
 
     def _compute(self):
-        parts, size = [], 0
+        parts = []
+        size = 0
         for score, allowed in zip(self.scores, self.eligible):
             for index in blocks(score.shape):
                 part = (score[index] if allowed is None else score[index][allowed[index]]).to(self.dtype).flatten()
                 if parts and (size + len(part) > BLOCK or part.device != parts[0].device):
                     yield torch.cat(parts)
-                    parts, size = [], 0
+                    parts = []
+                    size = 0
                 parts.append(part)
                 size += len(part)
         if parts:
@@ -184,7 +187,9 @@ def _highest(ranked, total, count, peers):
     """
     size = 2**DIGIT
     shift = torch.iinfo(BITS[ranked.dtype]).bits
-    left, lowest, prefix = total, -size // 2, None  # left: number of candidates; their leading bits are the prefix
+    left = total  # number of candidates
+    lowest = -size // 2  # the lowest digit: the first one is signed
+    prefix = None  # the candidates' leading bits, once known
     while (left > BLOCK or not isinstance(peers, Alone)) and shift:
         histogram = torch.zeros(size, dtype=torch.int64)
         for scores in ranked:
@@ -193,8 +198,11 @@ def _highest(ranked, total, count, peers):
         histogram = peers.sum(histogram)
         at_least = histogram.flip(0).cumsum(0)  # how many have the highest digit, one of the highest two, ...
         digit = size - 1 - int(torch.searchsorted(at_least, count))
-        left, count = int(histogram[digit]), count - int(at_least[-1 - digit] - histogram[digit])
-        shift, prefix, lowest = shift - DIGIT, lowest + digit, (lowest + digit) * size
+        left = int(histogram[digit])
+        count -= int(at_least[-1 - digit] - histogram[digit])  # without those of higher digits
+        shift -= DIGIT
+        prefix = lowest + digit
+        lowest = prefix * size
     if not shift:
         return _score(prefix, ranked.dtype)  # all bits are known
     parts = [_candidates(scores, shift, prefix) for scores in ranked]

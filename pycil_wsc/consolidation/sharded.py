@@ -85,7 +85,8 @@ class MeshPeers:
     """:class:`~.ranking.Peers` of one dimension of a device mesh."""
 
     def __init__(self, mesh: "DeviceMesh", dimension: int):
-        self.group, self.device = mesh.get_group(dimension), mesh.device_type
+        self.group = mesh.get_group(dimension)
+        self.device = mesh.device_type
 
     def sum(self, tensor: Tensor) -> Tensor:
         total = tensor.to(self.device, copy=True)

@@ -77,7 +77,8 @@ class Tracker:
                 "missing gradients: no parameter has one after optimizer.step(); "
                 "call backward() before it and zero_grad() after it"
             )
-        if new := [name for name in present if name not in self.with_gradient]:
+        new = [name for name in present if name not in self.with_gradient]
+        if new:
             self._add_names(new, grads, skipped)
         return grads
 
@@ -131,7 +132,8 @@ class OwnMoments(Tracker):
 
     def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
         grads = list(self._gradients(skipped).values())
-        first, second = list(self.first.values()), list(self.second.values())
+        first = list(self.first.values())
+        second = list(self.second.values())
         update_moments_(first, second, grads, self.betas, self.absolute, skipped)
 
     def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
@@ -224,14 +226,16 @@ class OptimizerMoments(Tracker):
         """{name: scores} of the parameters that the optimiser has moments of."""
         self.check(optimizer, steps)
         betas = {id(p): group["betas"] for group in optimizer.param_groups for p in group["params"]}
-        if others := [name for name, p in self.params.items() if p.grad is not None and id(p) not in betas]:
+        others = [name for name, p in self.params.items() if p.grad is not None and id(p) not in betas]
+        if others:
             raise RuntimeError(
                 f"source='optimizer' has no moments of '{others[0]}', which another optimizer trains: use "
                 "importance=moment_score(), or one WeightSpaceConsolidation for each optimizer"
             )
         scores = {}
         for name, state in self._states(optimizer).items():
-            if step := float(state["step"]):
+            step = float(state["step"])
+            if step:
                 beta1, beta2 = betas[id(self.params[name])]
                 rule = partial(self.rule, step=step, betas=(float(beta1), float(beta2)))
                 scores[name] = BlockScores(rule, local(state["exp_avg"]), local(state["exp_avg_sq"]))
@@ -240,7 +244,8 @@ class OptimizerMoments(Tracker):
     def _states(self, optimizer):
         states = {name: optimizer.state[param] for name, param in self.params.items() if optimizer.state.get(param)}
         for name, state in states.items():
-            if missing := {"exp_avg", "exp_avg_sq", "step"} - state.keys():
+            missing = {"exp_avg", "exp_avg_sq", "step"} - state.keys()
+            if missing:
                 raise RuntimeError(_lacks(optimizer, min(missing)))
             if state["exp_avg"].shape != self.params[name].shape:  # as with GaLore, which projects the gradients
                 raise RuntimeError(
@@ -257,8 +262,12 @@ class BlockScores:
     """
 
     def __init__(self, rule: Callable[[list[Tensor], list[Tensor]], list[Tensor]], first: Tensor, second: Tensor):
-        self.rule, self.first, self.second = rule, first, second
-        self.shape, self.device, self.dtype = first.shape, first.device, wide(first.dtype)
+        self.rule = rule
+        self.first = first
+        self.second = second
+        self.shape = first.shape
+        self.device = first.device
+        self.dtype = wide(first.dtype)
 
     def __getitem__(self, index: tuple[slice, ...], /) -> Tensor:
         return self.rule([self.first[index].to(self.dtype)], [self.second[index].to(self.dtype)])[0]

@@ -139,8 +139,11 @@ class WeightSpaceConsolidation:
         self._eligible = {
             name: part_of(mask.to(self._params[name].device), self._params[name]) for name, mask in eligible.items()
         }
-        self._hook, self._optimizer = None, None
-        self._steps = self._averaged = self._resets = 0
+        self._hook = None
+        self._optimizer = None
+        self._steps = 0
+        self._averaged = 0
+        self._resets = 0
         self._skipped: Tensor | None = None  # number of skipped steps, on the device, not yet subtracted from _steps
         self._finished = False
         self._begin()
@@ -165,7 +168,8 @@ class WeightSpaceConsolidation:
             raise ValueError("the optimizer holds none of the parameters: attach to the one that trains them")
         trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         others = trained - {id(p) for p in self._params.values()}
-        if others and (missing := [name for name, p in self._params.items() if id(p) not in held]):
+        missing = [name for name, p in self._params.items() if id(p) not in held]
+        if others and missing:
             warnings.warn(
                 f"WSC follows {missing[0]}, which the optimizer does not hold, and leaves out {len(others)} parameters "
                 "that it trains: make this object and the optimizer after the last layer has been replaced or extended",
@@ -177,14 +181,16 @@ class WeightSpaceConsolidation:
             before = getattr(hook, "__self__", None)
             if isinstance(before, WeightSpaceConsolidation) and before.phase == "finished":
                 before.detach()
-        self._hook, self._optimizer = optimizer.register_step_post_hook(self._after_step), optimizer
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+        self._optimizer = optimizer
         return self
 
     def detach(self) -> None:
         """Stop following the optimiser; does nothing if none is followed."""
         if self._hook is not None:
             self._hook.remove()
-            self._hook = self._optimizer = None
+            self._hook = None
+            self._optimizer = None
 
     @torch.no_grad()
     def end_warmup(self) -> None:
@@ -213,7 +219,8 @@ class WeightSpaceConsolidation:
 
         Raises RuntimeError if there is nothing to average: the warm-up has not ended, or no sample was due.
         """
-        steps, warmup = self.steps, self.warmup_steps
+        steps = self.steps
+        warmup = self.warmup_steps
         if self._finished:
             raise RuntimeError("finish() was called already: make a new WeightSpaceConsolidation for each task")
         if warmup is None:
@@ -339,7 +346,9 @@ class WeightSpaceConsolidation:
             self.warmup_steps = state["warmup_steps"]
         check_saved({"warmup_steps": state["warmup_steps"]}, {"warmup_steps": self.warmup_steps})
         check_saved_shapes(state["shapes"], self._shapes())
-        self._steps, self._averaged, self._resets = state["steps"], state["averaged"], state["resets"]
+        self._steps = state["steps"]
+        self._averaged = state["averaged"]
+        self._resets = state["resets"]
         self._finished = state["finished"]
         self._skipped = None
         self._previous = self._loaded(state["previous"])
@@ -368,7 +377,8 @@ class WeightSpaceConsolidation:
 
     def _warmup_is_too_short(self, stacklevel=3):
         """Whether the warm-up is too short for the reset (``min_warmup``); warns if so."""
-        reset, steps = self.reset, self.warmup_steps
+        reset = self.reset
+        steps = self.warmup_steps
         if reset is None or steps is None or steps >= reset.min_warmup:
             return False
         what = "WSC averages but does not reset" if self.average else "WSC does not reset"

@@ -96,9 +96,10 @@ def warnings_of(task: TaskData) -> Iterator[str]:
         rows = len(getattr(task, split))
         if len(prompts) < rows:
             yield f"{split} has {len(prompts)} different prompts in {rows} rows; the others repeat them"
+    shared = len(evaluation & test)
     if evaluation and evaluation == test:
         yield "eval and test hold the same prompts; do not choose anything by eval"
-    elif shared := len(evaluation & test):
+    elif shared:
         yield f"{shared} of {len(test)} different test prompts are in eval too; do not choose anything by eval"
 
 
@@ -116,7 +117,8 @@ def _task_folder(root: str | Path, name: str) -> Path:
 
 def _info(folder: Path, known: TaskInfo) -> TaskInfo:
     """``known``, overridden by ``task.json`` if there is one."""
-    path, keys = folder / "task.json", declared(TaskInfo)
+    path = folder / "task.json"
+    keys = declared(TaskInfo)
     if not path.exists():
         return known
     given = read_json(path)

@@ -42,7 +42,8 @@ ORDERS = (1, 2, 3, 4)  # the lengths of SARI's n-grams
 TOKENIZER = Tokenizer13a()
 Metric = Callable[[str, str, str], float]  # (prediction, answer, prompt) -> score
 # ignored by the fixed exact match around and after a text; not "-", "%" and a leading ".", which change a number
-AROUND, AFTER = " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】", ".,;:!?。，；：！？"
+AROUND = " \t\r\n\"'`*()[]{}“”‘’「」『』（）【】"
+AFTER = ".,;:!?。，；：！？"
 
 
 def score(
@@ -71,7 +72,8 @@ def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
 
     TRACE installs it without python-Levenshtein; it then uses difflib's heuristic.
     """
-    ours, theirs = _with_literals(prediction), _with_literals(answer)
+    ours = _with_literals(prediction)
+    theirs = _with_literals(answer)
     return round(100 * SequenceMatcher(None, ours, theirs).ratio()) / 100 if ours and theirs else 0.0
 
 
@@ -111,7 +113,8 @@ def rouge_l_union(prediction: str, reference: str) -> float:
     For each sentence of the *prediction*, its longest common subsequence with each sentence of the reference is taken;
     their union, as a set of words, is counted against the different words of either text. No sentence scores 0.
     """
-    ours, theirs = _sentences(prediction), _sentences(reference)
+    ours = _sentences(prediction)
+    theirs = _sentences(reference)
     if not ours or not theirs:
         return 0.0
     common = set()
@@ -135,7 +138,8 @@ def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> list[str
     """
     lengths = [[0] * (len(second) + 1)]
     for word in first:
-        above, row = lengths[-1], [0]
+        above = lengths[-1]
+        row = [0]
         for j, other in enumerate(second):
             row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
         lengths.append(row)
@@ -144,7 +148,8 @@ def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> list[str
     common = []
     while i and j:
         if first[i - 1] == second[j - 1]:
-            i, j = i - 1, j - 1
+            i -= 1
+            j -= 1
             common.append(first[i])
         elif lengths[i - 1][j] > lengths[i][j - 1]:
             i -= 1
@@ -169,11 +174,15 @@ def _of_order(n: int, source: list[str], output: list[str], references: list[lis
     wanted = sum((_ngrams(tokens, n) for tokens in references), Counter())
     present, said = (_ngrams(tokens, n, times=len(references)) for tokens in (source, output))
 
-    kept, to_keep, deleted = present & said, present & wanted, present - said
-    kept_well, deleted_well = kept & wanted, deleted - wanted
+    kept = present & said
+    to_keep = present & wanted
+    deleted = present - said
+    kept_well = kept & wanted
+    deleted_well = deleted - wanted
     keep = _f1(_mean_share(kept_well, kept), _share(kept_well.total(), to_keep.total()))
 
-    added, to_add = said.keys() - present.keys(), wanted.keys() - present.keys()
+    added = said.keys() - present.keys()
+    to_add = wanted.keys() - present.keys()
     added_well = len(added & to_add)
     add = _f1(_share(added_well, len(added)), _share(added_well, len(to_add)))
     return keep, _mean_share(deleted_well, deleted), add

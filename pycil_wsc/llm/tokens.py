@@ -18,7 +18,9 @@ PAPERS_MODEL = "Llama-3.2-1B"  # the paper's TRACE protocol trains it on raw pro
 PLACE = "\u2042{}\u2042"  # placeholders, by number, at which the text of a chat template is split
 TEMPLATE_DATE = "26 Jul 2024"  # Llama's template contains the date; a fixed date gives the same tokens every day
 NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")  # the date in others, such as gpt-oss's
-BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+BOS = "<|begin|>"
+EOS = "<|end|>"
+PAD = "<|pad|>"
 Prompt: TypeAlias = str | Sequence[tuple[str, str]]  # a text, or the (role, text) of each turn, the user's last
 
 

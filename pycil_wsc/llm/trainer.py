@@ -64,7 +64,8 @@ class LanguageRun(TrainerCallback):
     def _execute(self) -> dict[str, object]:
         self._set_up()
         folder = self._restore()
-        self.journal.mark = self.saved = time.perf_counter()
+        self.saved = time.perf_counter()
+        self.journal.mark = self.saved
         try:
             if self.steps:
                 self.trainer.train(resume_from_checkpoint=folder)
@@ -154,7 +155,8 @@ class LanguageRun(TrainerCallback):
             self._test(last.task)  # it was interrupted
         if done < len(self.steps):
             self._show(self.steps[done])
-        self.journal.mark = self.saved = time.perf_counter()
+        self.saved = time.perf_counter()
+        self.journal.mark = self.saved
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         step = self.steps[state.global_step]
@@ -163,7 +165,9 @@ class LanguageRun(TrainerCallback):
 
     def _show(self, step: Step) -> None:
         """An epoch begins or resumes with ``step``."""
-        phase = self.corpus.tasks[step.task].name + " replay" * step.epoch.replay
+        phase = self.corpus.tasks[step.task].name
+        if step.epoch.replay:
+            phase += " replay"
         self.journal.bar.begin(step.task)
         self.journal.bar.start(phase, step.epoch.number, step.epoch.total, self.trainer.counts["tokens"])
 
@@ -241,7 +245,8 @@ class LanguageRun(TrainerCallback):
             for number in range(index + 1):
                 task = self.corpus.tasks[number]
                 texts = self._answers(index, number)
-                wanted, prompts = [item.answer for item in task.test], [item.question for item in task.test]
+                wanted = [item.answer for item in task.test]
+                prompts = [item.question for item in task.test]
                 for version in VERSIONS:
                     scores[version].append(score(task.info.metric, texts, wanted, prompts, version))
             self._save_weights(index)

@@ -20,7 +20,8 @@ from pycil_wsc.report.texts import as_text, dataset_names, method_name, method_r
 from pycil_wsc.results import Problem, Record
 from pycil_wsc.results.identity import STUDIED, distinguishing_keys, in_order
 
-LONGEST_PART, LONGEST_SLUG = 30, 80  # characters of file names, which are seen in papers and terminals
+LONGEST_PART = 30  # characters of a part of a file name, which is seen in papers and terminals
+LONGEST_SLUG = 80  # characters of a file name
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Group:
         self.slug = self._slug()
         if setting.tasks:
             self.memory_title = "% of each earlier task replayed"
-            dataset, model = method_name(dataset, options.labels), method_name(model, options.labels)
+            dataset = method_name(dataset, options.labels)
+            model = method_name(model, options.labels)
         tasks = Counter(len(record.curve) for record in self.records).most_common(1)[0][0]
         variants_of = [self.shown(method) for method in self.variants_of]
         (self.title,) = texts("title", setting, dataset, model, tasks, self.conditions, variants_of)
@@ -132,9 +134,11 @@ class Group:
         for name, alike in rows.groupby(base, sort=False):
             runs = [repeats for _, repeats in alike.groupby("frozen", sort=False)]
             distinguishing = distinguishing_keys([repeats["variant"].iloc[0] for repeats in runs], studied)
-            whole, shorter = [], []
+            whole = []
+            shorter = []
             for repeats in runs:
-                variant, changed = repeats["variant"].iloc[0], repeats["changed"].iloc[0]
+                variant = repeats["variant"].iloc[0]
+                changed = repeats["changed"].iloc[0]
                 keys = in_order({*distinguishing, *changed.difference(studied)} & variant.keys())
                 told = [key for key in keys if key not in STUDIED or variant[key] != STUDIED[key]]
                 whole.append(_with_keys(str(name), variant, keys))

@@ -55,7 +55,8 @@ def _section(group: Group, undrawn: bool, out: Path) -> dict[str, Any]:
     section: dict[str, Any] = {"group": group, "tables": list(tables(group)), "command": "", "undrawn": undrawn}
     for table in section["tables"]:
         _write(out / "tables", table.slug, table.files())
-    section["figures"] = shown = []
+    shown: list[dict[str, Any]] = []
+    section["figures"] = shown
     with drawing():
         for plot in () if undrawn else figures(group):
             with group.attempt(plot.title):

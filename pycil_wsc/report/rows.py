@@ -45,7 +45,8 @@ class Column(NamedTuple):
 MEASURES: dict[str, list[Column]] = {}
 for _kind, _columns in data_file("measures.json").items():
     MEASURES[_kind] = [Column(**column) for column in _columns]
-AVERAGE, TRAINING = MEASURES["accuracy"][0], MEASURES["cost"][0]
+AVERAGE = MEASURES["accuracy"][0]
+TRAINING = MEASURES["cost"][0]
 
 
 def undeclared(records: Iterable[Record]) -> list[Column]:

@@ -23,7 +23,8 @@ def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
     Both have the columns ``mean``, ``standard_error`` and ``averaged_over``. A single seed has no interval, nor has a
     mean without a standard error.
     """
-    squares, their_squares = ours["standard_error"] ** 2, theirs["standard_error"] ** 2
+    squares = ours["standard_error"] ** 2
+    their_squares = theirs["standard_error"] ** 2
     variance = squares + their_squares
     terms = squares**2 / (ours["averaged_over"] - 1) + their_squares**2 / (theirs["averaged_over"] - 1)
     freedom = (variance**2 / terms).fillna(1)  # without any variance, every difference counts

@@ -36,7 +36,8 @@ def method_name(name: str, patterns: Patterns = ()) -> str:
     A pattern may match the whole name, or only the method.
     """
     method, space, keys = name.partition(" ")
-    whole, shown = _matching(name, patterns), _matching(method, patterns)
+    whole = _matching(name, patterns)
+    shown = _matching(method, patterns)
     if whole is not None:
         return whole
     if shown is None:

@@ -43,7 +43,10 @@ Lists = Annotated[list[Line], Field(min_length=1), WrapValidator(_as_given)]
 Curves = Annotated[list[list[Real]], Field(min_length=1), WrapValidator(_as_given)]  # empty: learned without training
 
 if TYPE_CHECKING:  # for type checkers, these are what they are in JSON
-    ImageKeys = LanguageKeys = Fingerprint = Scores = dict[str, Json]
+    ImageKeys = dict[str, Json]
+    LanguageKeys = dict[str, Json]
+    Fingerprint = dict[str, Json]
+    Scores = dict[str, Json]
 else:
 
     def keys(**declared: Any) -> Any:

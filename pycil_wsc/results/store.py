@@ -301,7 +301,8 @@ class AnalysisLine(BaseModel):
 
 def read_analyses(path: str | Path) -> tuple[list[dict[str, Json]], list[str]]:
     """The valid lines of an ``analyses.jsonl``, if it exists, and the problems of the others."""
-    lines, flaws = [], []
+    lines = []
+    flaws = []
     try:
         text = read_file(path).decode(errors="replace") if Path(path).exists() else ""
     except OSError as error:

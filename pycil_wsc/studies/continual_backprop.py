@@ -82,7 +82,8 @@ class ContinualBackprop:
         self.maturity = maturity
         self.decay = decay
         self.sum_ = sum_
-        self.steps = self.replaced = 0
+        self.steps = 0
+        self.replaced = 0
         self._hooks: list[RemovableHandle] = []
         self._layers = [_Layer(model, *names) for names in units]
 
@@ -137,7 +138,8 @@ class ContinualBackprop:
             torch._foreach_copy_(observed, list(whole.split([len(part) for part in observed])))
         for layer in self._layers:
             layer.update_utility(self.decay)
-            if number := layer.count_due(self.steps, self.rate, self.maturity):
+            number = layer.count_due(self.steps, self.rate, self.maturity)
+            if number:
                 fresh = fresh or self.fresh()
                 layer.replace(number, self.steps, self.maturity, fresh, optimizer)
                 self.replaced += number
@@ -159,17 +161,20 @@ class ContinualBackprop:
         present = [len(layer.utility) for layer in self._layers]
         if saved != present:
             raise ValueError(f"the state has layers of {saved} units, this object has layers of {present}")
-        self.steps, self.replaced = state["steps"], state["replaced"]
+        self.steps = state["steps"]
+        self.replaced = state["replaced"]
         for layer, saved in zip(self._layers, state["layers"], strict=True):
             layer.utility.copy_(saved["utility"])
             layer.born.copy_(saved["born"])
-            layer.births, layer.due = list(saved["births"]), saved["due"]
+            layer.births = list(saved["births"])
+            layer.due = saved["due"]
 
 
 @register_reset("continual_backprop", ranks=False)
 def continual_backprop(training: Training) -> ContinualBackprop:
     """Replace units of the layers that are trained and supported, such as those without groups."""
-    network, options = training.network, training.options
+    network = training.network
+    options = training.options
     units = [names for names in training.units if _replaceable(network, names)]
     if not units:
         raise ValueError("finds no units in this backbone; its blocks need conv1, bn1 and conv2, without groups")
@@ -199,7 +204,8 @@ class _Layer:
         self.born = torch.zeros(number, dtype=torch.int64, device=weight.device)
         # from the last forward pass: the sum of |h| of each unit, and the number of its activations
         self.observed = torch.zeros(number + 1, dtype=self.utility.dtype, device=weight.device)
-        self.births, self.due = [], 0.0  # due: c of the algorithm, below 1 between steps
+        self.births = []
+        self.due = 0.0  # due: c of the algorithm, below 1 between steps
 
     @torch.no_grad()
     def observe(self, outgoing, inputs):
@@ -214,7 +220,8 @@ class _Layer:
     def update_utility(self, decay: float) -> None:
         """Update the utility. A step without a forward pass in training mode leaves it unchanged."""
         outgoing = self.outgoing.weight.abs().transpose(0, 1).flatten(1).sum(1)
-        magnitude, count = self.observed[:-1] / self.observed[-1], self.observed[-1]
+        magnitude = self.observed[:-1] / self.observed[-1]
+        count = self.observed[-1]
         self.utility.lerp_(torch.where(count > 0, (magnitude * outgoing).to(self.utility), self.utility), 1 - decay)
         self.observed.zero_()
 

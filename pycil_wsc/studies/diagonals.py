@@ -38,7 +38,8 @@ def fisher_diagonal(
     """
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
     model_names = {plain_name(name): name for name in tensors}  # the model's names, which torch.compile changes
-    if unknown := [name for name in params if plain_name(name) not in model_names]:
+    unknown = [name for name in params if plain_name(name) not in model_names]
+    if unknown:
         raise ValueError(f"params: '{unknown[0]}' is not the name of a parameter of the model")
     names = {model_names[plain_name(name)]: name for name in params}
     constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in names}

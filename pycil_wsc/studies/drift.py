@@ -55,7 +55,8 @@ class Drift(Observer):
 
 
 def between(weights: Weights, previous: Weights) -> dict[str, object]:
-    layers, before = layer_norms(differences(weights, previous)), layer_norms(previous)
+    layers = layer_norms(differences(weights, previous))
+    before = layer_norms(previous)
     relative = {name: distance / before[name] if before[name] else None for name, distance in layers.items()}
     return {"norm": total_norm(layers), "layers": layers, "relative": relative}
 

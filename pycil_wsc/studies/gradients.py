@@ -23,7 +23,8 @@ class Gradients(Observer):
     def task_started(self, task: Task) -> None:
         past = self.learner.memory.before(task)
         share = self.share_of_new(task)
-        new, old = self.mean_gradient(task.train_indices), self.mean_gradient(past) if len(past) else None
+        new = self.mean_gradient(task.train_indices)
+        old = self.mean_gradient(past) if len(past) else None
         record = {
             "cosine": None,
             "norm_new": finite(new.norm().item()),

@@ -42,7 +42,8 @@ class Records(Monitor):
 
     def task_trained(self, task: Task) -> None:
         """Append the task's line to the file."""
-        if recorded := self._notify("task_trained", task):
+        recorded = self._notify("task_trained", task)
+        if recorded:
             self.lines.append({"task": task.index, "share_new": Observer(self.learner).share_of_new(task)} | recorded)
             if self.learner.processes.first:
                 write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
@@ -69,7 +70,8 @@ def unrecorded(analyses: Sequence[str], folder: Path) -> list[str]:
         lines = [json.loads(line) for line in read_file(folder / FILE).decode().splitlines()]
         tasks = lines[-1]["task"] + 1
     except (OSError, ValueError, LookupError, TypeError):
-        lines, tasks = [], 1
+        lines = []
+        tasks = 1
     return [name for name in analyses if len([line for line in lines if name in line]) < tasks]
 
 

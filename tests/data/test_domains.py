@@ -86,7 +86,7 @@ def test_every_task_has_all_classes_and_is_tested_on_its_own_domain(digits, tmp_
 
 
 def test_a_dry_run_of_the_example_shows_its_tasks_without_a_download(tmp_path, capsys):
-    assert main(["--config", "exps/domains.json", "--dry-run", "--out", str(tmp_path)]) == 0
+    assert main(["--config", "exps/studies/domains.json", "--dry-run", "--out", str(tmp_path)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("digits-5domains: 5 tasks: 10, 0, 0, 0, 0 new classes")
 

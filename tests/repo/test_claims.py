@@ -26,7 +26,7 @@ from pycil_wsc.results.run_table import add, read, rows_of
 ROOT = Path(__file__).parents[2]
 NIGHT, PAPER_PAGE = ROOT / "exps" / "studies" / "night", ROOT / "docs" / "paper.md"
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "docs" / "scripts"), *sys.path])
+    patch.setattr(sys, "path", [str(ROOT / "results" / "studies" / "night"), *sys.path])
     claims = importlib.import_module("claims")
     details = importlib.import_module("claims_in_detail")
     findings = importlib.import_module("claim_findings")
@@ -289,7 +289,7 @@ def test_the_pages_are_those_of_the_recorded_runs():
         (claims.PAGE, claims.page(recorded())),
         (details.PAGE, details.page(recorded(), claims.CLAIMS)),
     ):
-        assert page.read_text(encoding="utf-8") == text, "run docs/scripts/claims.py"
+        assert page.read_text(encoding="utf-8") == text, "run results/studies/night/claims.py"
 
 
 def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
@@ -505,7 +505,7 @@ def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
 def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
     found = recorded()
     assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(found))), (
-        "run docs/scripts/claims.py"
+        "run results/studies/night/claims.py"
     )
     claims_figure.draw(tmp_path / "figure.svg", found)
     assert shown_in(tmp_path / "figure.svg") == shown_in(claims_figure.IMAGE)

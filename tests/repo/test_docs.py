@@ -203,9 +203,9 @@ def run_command(words):
         case ["python", "-m", "pycil_wsc.results", *_] | [
             "python",
             "docs/scripts/generate.py"
-            | "docs/scripts/abundant.py"
-            | "docs/scripts/claims.py"
-            | "docs/scripts/words.py",
+            | "docs/scripts/words.py"
+            | "results/studies/abundant/abundant.py"
+            | "results/studies/night/claims.py",
         ]:
             pass  # test_run_table.py, test_what_is_generated_is_up_to_date, test_records.py, test_claims.py
         case ["python", "-m", module, *arguments]:
@@ -806,10 +806,10 @@ def test_the_pages_benchmarks_run(name, tmp_path, data_sets):
         assert (tmp_path / "record.json").read_text() == written
 
 
-def test_the_benchmark_of_short_tasks_runs(tmp_path):
+def test_the_study_of_short_tasks_runs(tmp_path):
     """It writes rows, not a record."""
     options = "--loops sgd --methods replay --epochs 2 --seeds 2".split()
-    script(ROOT / "benchmarks/short_tasks.py", *options, "--out", tmp_path / "rows.csv")
+    script(ROOT / "results/studies/short_tasks/short_tasks.py", *options, "--out", tmp_path / "rows.csv")
     (row,) = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
     assert row["method"] == "replay" and 0 < float(row["0"]) < 100 and 0 < float(row["1"]) < 100
 
@@ -819,7 +819,7 @@ def test_every_benchmark_of_these_pages_is_among_them():
     text = "".join(page.read_text() for page in [*pages, ROOT / "results/benchmarks/keep_up_to_date/README.md"])
     needs_pilot, of_another_page = {"pilot_speed"}, {"predict_precision"}
     found = set(re.findall(r"benchmarks/(\w+)\.py", text))
-    assert found | of_another_page == {*SMALL, "short_tasks", *needs_pilot}
+    assert found | of_another_page == {*SMALL, *needs_pilot}
 
 
 # ---- links, and what is generated ------------------------------------------------------------------------------------

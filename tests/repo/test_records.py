@@ -702,7 +702,8 @@ def test_the_page_of_the_small_protocol_says_what_bics_correction_costs():
 
 @pytest.fixture
 def abundant(monkeypatch):
-    """The module docs/scripts/abundant.py."""
+    """The module results/studies/abundant/abundant.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "results" / "studies" / "abundant"))
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "scripts"))
     return importlib.import_module("abundant")
 

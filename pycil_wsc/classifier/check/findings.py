@@ -26,7 +26,7 @@ from pycil_wsc.data.images.files import are_pictures, counted, decode, image_sta
 from pycil_wsc.data.images.paths import names_in
 from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, plural
 from pycil_wsc.seeding import derived_seed
 
 MOST = 1000  # images whose features are compared
@@ -89,8 +89,7 @@ class Findings:
         return not any(lists) and not (self.shift and self.shift.alarm)
 
     def __str__(self) -> str:
-        images = "1 image" if self.images == 1 else f"{self.images} images"
-        lines = [f"{images} of {len(self.classes)} class{'es' * (len(self.classes) != 1)}"]
+        lines = [f"{plural(self.images, 'image')} of {plural(len(self.classes), 'class')}"]
         lines += [f"unreadable: {why}" for _, why in self.unreadable]
         lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
         lines += [f"another class: {image} was learned as '{former}'" for image, former in self.relabelled]

@@ -13,7 +13,7 @@ import numpy as np
 
 from pycil_wsc.classifier.predict.answers import Tested
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.errors import UserError, one_line
+from pycil_wsc.errors import UserError, one_line, plural
 from pycil_wsc.files import read_file
 
 Matrix = list[list[float | None]]
@@ -86,7 +86,7 @@ def card(path: Path, held: Dataset, told: Told, matrix: Matrix | None) -> str:
         licence=licence_of(path) or LICENCE,
         title=shown(path.absolute().parent.name),
         classes=seen[-1],
-        tasks=f"{len(seen)} task{'s' if len(seen) > 1 else ''}",
+        tasks=plural(len(seen), "task"),
         method=told.method,
         version=told.version,
         learned=learned_table(held),

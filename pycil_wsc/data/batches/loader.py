@@ -278,7 +278,8 @@ class FolderSource(CroppedSource):
         if beside:
             loader = self._loader(plan, persistent=False)
         else:
-            self.plan[:], loader = plan, self.loader
+            self.plan[:] = plan  # in place: the loader holds this list
+            loader = self.loader
             self.busy = True
         try:
             with restored([]):  # no other thread draws: workers that are forked then would inherit a locked generator

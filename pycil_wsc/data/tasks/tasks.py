@@ -8,7 +8,7 @@ import numpy as np
 
 from pycil_wsc.data.options import SeededTasks
 from pycil_wsc.data.types import Dataset
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, plural
 from pycil_wsc.seeding import derived_seed
 
 MOST_SHOWN = 20  # tasks in a line
@@ -78,7 +78,7 @@ class TaskSequence:
         numbers = [str(task.num_new) for task in self.tasks]
         if len(numbers) > MOST_SHOWN:
             numbers[MOST_SHOWN - 2 : -1] = ["..."]
-        return f"{len(self.tasks)} task{'s' * (len(self.tasks) != 1)}: {', '.join(numbers)} {self.counted}"
+        return f"{plural(len(self.tasks), 'task')}: {', '.join(numbers)} {self.counted}"
 
     def largest_class(self) -> int:
         """The number of training images of the largest class."""

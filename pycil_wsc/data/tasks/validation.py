@@ -6,7 +6,7 @@ import numpy as np
 
 from pycil_wsc import seeding
 from pycil_wsc.data.types import Dataset, Split
-from pycil_wsc.errors import UserError
+from pycil_wsc.errors import UserError, plural
 
 
 def hold_out(dataset: Dataset, share: float, seed: int, one_task: bool = False) -> Dataset:
@@ -17,7 +17,8 @@ def hold_out(dataset: Dataset, share: float, seed: int, one_task: bool = False) 
 
     ``one_task``: the data set is one task of several, in which a class may have no samples.
     """
-    train, chosen = dataset.train, []
+    train = dataset.train
+    chosen = []
     rng = np.random.default_rng(seeding.derived_seed(seed, "held out"))
     for label, name in enumerate(dataset.info.classes):
         samples = np.flatnonzero(train.targets == label)
@@ -25,8 +26,9 @@ def hold_out(dataset: Dataset, share: float, seed: int, one_task: bool = False) 
             continue
         if len(samples) < 2:
             raise UserError(
-                f"validation_split: class '{name}' of {dataset.info.name} has {len(samples)} training "
-                f"sample{'s' * (len(samples) != 1)}, so none can be held out; add samples, or set validation_split to 0"
+                f"validation_split: class '{name}' of {dataset.info.name} has "
+                f"{plural(len(samples), 'training sample')}, so none can be held out; add samples, or set "
+                "validation_split to 0"
             )
         chosen.append(rng.permutation(samples)[: min(max(1, round(share * len(samples))), len(samples) - 1)])
     held = np.isin(np.arange(len(train)), np.concatenate(chosen))

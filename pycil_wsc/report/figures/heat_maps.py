@@ -47,12 +47,15 @@ def confusion_maps(series: Series) -> Iterator[Plot]:
     orders = [(record.data.get("class_order") or [])[: len(counts)] for record, counts in zip(records, matrices)]
     first = orders[0]
     names = records[0].data.get("class_names") or []
-    order, axis = "learned", "learning order"
+    order = "learned"
+    axis = "learning order"
     if len(first) < len(matrices[0]) or any(sorted(other) != sorted(first) for other in orders):
-        order, axis = "unknown", "place in the learning order"
+        order = "unknown"
+        axis = "place in the learning order"
         names = []
     elif any(other != first for other in orders):
-        order, axis = "sorted", "sorted by label"
+        order = "sorted"
+        axis = "sorted by label"
         names = list(np.array(names)[np.argsort(first)]) if len(names) == len(first) else []
     maps = []
     for counts, learned in zip(matrices, orders):

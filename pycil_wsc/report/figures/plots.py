@@ -21,7 +21,8 @@ from pycil_wsc.report.tables.builders import rest_of
 from pycil_wsc.results import ALL
 
 MARKED = 25  # points of a curve with markers
-SMALLEST, LARGEST = 3.5, 10.5  # sizes of the markers of the smallest and the largest memory
+SMALLEST = 3.5  # size of the markers of the smallest memory
+LARGEST = 10.5  # and of the largest
 ACCURACY, *_, TIME = SPECS["accuracies"]
 
 
@@ -63,7 +64,8 @@ def draw_lines(
         line = line.where(line["known"] == line["all"]).fillna({"error": 0.0, "x": runs["x"].mean()})
         axes.errorbar(line["x"], line["mean"], line["error"] if bars else None, **style, elinewidth=0.8)
         if band:
-            low, high = line["mean"] - line["error"], line["mean"] + line["error"]
+            low = line["mean"] - line["error"]
+            high = line["mean"] + line["error"]
             axes.fill_between(line["x"], low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
@@ -147,7 +149,8 @@ def retain_rates(series: Series) -> Iterator[Plot]:
     if rows.empty:
         return
     rows = group.named(rows, "variant", "learner", study.studied).sort_values(line_of[:2], kind="stable")
-    memories, variants = sorted(rows["memory"].unique()), list(rows["variant"].unique())
+    memories = sorted(rows["memory"].unique())
+    variants = list(rows["variant"].unique())
     styles: dict[str, Style] = {}
     for _, of_line in rows.groupby(line_of):
         memory, last, variant = of_line[["memory", "last", "variant"]].iloc[0]

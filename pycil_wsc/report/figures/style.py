@@ -22,9 +22,11 @@ from matplotlib.ticker import MaxNLocator
 from pycil_wsc.report.texts import data_file
 from pycil_wsc.results.identity import without_consolidation
 
-INK, SURFACE = "#24292f", "#fefefe"
+INK = "#24292f"
+SURFACE = "#fefefe"
 LOOKS = data_file("methods.json")
-COLUMN, PAGE = 5.9, 12.0  # inches at 96 pixels: widths of one column and of the whole page
+COLUMN = 5.9  # inches at 96 pixels: the width of one column
+PAGE = 12.0  # of the whole page
 NARROW = 3.8  # and of a telephone's screen
 TICKS = 4  # intervals of an axis on it
 Style = dict[str, Any]  # keyword arguments of plot

@@ -1,16 +1,19 @@
 """The study of a pre-trained transformer: each method's value, chosen by its trials; the table and figure of
 docs/pretrained_study.md.
 
-python docs/scripts/pretrained_study.py    # writes the chosen values into exps/studies/pretrained.json
+python results/studies/pretrained/pretrained_study.py    # writes the chosen values into exps/studies/pretrained.json
 """
 
 import json
 import statistics
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from over_seeds import ROOT, OfMethod, grouped, recorded, spread  # beside this file
+sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "scripts"))
+
+from over_seeds import ROOT, OfMethod, grouped, recorded, spread
 
 from pycil_wsc.report.texts import method_name
 

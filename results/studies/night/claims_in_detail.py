@@ -6,7 +6,7 @@ from dataclasses import replace
 from textwrap import fill
 
 import pandas as pd
-from claim_findings import (  # beside this file, as the next one is
+from claim_findings import (  # beside this file
     EIGHT,
     NOT_RUN,
     OTHERS,
@@ -83,7 +83,7 @@ After this page you know the numbers behind [The paper's claims](claims.md), and
 ```bash
 python main.py --config exps/studies/night/equal_operations.json --workers 2
 python -m pycil_wsc.results runs/night --out results/studies/night/table.csv
-python docs/scripts/claims.py
+python results/studies/night/claims.py
 ```
 
 ± is the half-width of a 95 % interval (Student's t) over five seeds, paired where runs are compared.

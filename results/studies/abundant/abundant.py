@@ -1,15 +1,18 @@
 """The study for plentiful memory: each method's value, chosen by its trials; the table and figure of docs/abundant.md.
 
-python docs/scripts/abundant.py    # writes the chosen values into exps/studies/abundant.json
+python results/studies/abundant/abundant.py    # writes the chosen values into exps/studies/abundant.json
 """
 
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from over_seeds import ROOT, Row, difference, grouped, recorded  # beside this file
+sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "scripts"))
+
+from over_seeds import ROOT, Row, difference, grouped, recorded
 
 from pycil_wsc.report.texts import method_name
 

@@ -1,6 +1,7 @@
 """Accuracy of WSC against Replay in a custom training loop, for tasks of few and of many epochs.
 
-    OMP_NUM_THREADS=1 python benchmarks/short_tasks.py --out results/studies/which_average/digits_validation.csv
+    OMP_NUM_THREADS=1 python results/studies/short_tasks/short_tasks.py \\
+        --out results/studies/which_average/digits_validation.csv
 
 scikit-learn's digits in five tasks of two classes, with a small multilayer perceptron that is trained further on each
 task's images and five exemplars of each old class. All seeds of all methods train side by side as one stack of
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numpy as np
 import torch

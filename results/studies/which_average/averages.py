@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from pycil_wsc.report.stats import reach  # noqa: E402
-from pycil_wsc.results.run_table import read  # noqa: E402
+from pycil_wsc.report.stats import reach
+from pycil_wsc.results.run_table import read
 
-STUDY = ROOT / "results" / "studies" / "which_average"
+STUDY = Path(__file__).parent
 POWERS = (0, 1, 3, 8, 32)
 CHOSEN, BEFORE = 3, 32  # the default, and that of earlier development versions
 SEEDS = [str(seed) for seed in range(12)]  # columns of the digits' table

@@ -1,7 +1,7 @@
 """Write docs/claims.md, its figure and docs/claims_in_detail.md: the paper's claims beside the runs of
 exps/studies/night.
 
-python docs/scripts/claims.py
+python results/studies/night/claims.py
 """
 
 from collections import Counter

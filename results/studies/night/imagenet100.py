@@ -3,19 +3,12 @@
 python docs/scripts/generate.py
 """
 
-import sys
-from pathlib import Path
-
 import pandas as pd
+from claim_findings import EIGHT, NOT_RUN, ROOT  # beside this file
+from figure import NAMES
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT))
-
-from claim_findings import EIGHT, NOT_RUN  # noqa: E402  beside this file, as the next one is
-from figure import NAMES  # noqa: E402
-
-from pycil_wsc.config.loading import load  # noqa: E402
-from pycil_wsc.results.run_table import read  # noqa: E402
+from pycil_wsc.config.loading import load
+from pycil_wsc.results.run_table import read
 
 RUNS = ROOT / "results" / "studies" / "night" / "imagenet100.csv"
 CONFIG = ROOT / "exps" / "studies" / "night" / "imagenet100.json"

@@ -17,8 +17,8 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.stats import kendalltau, nct, ttest_1samp
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "scripts")]
 
 from pycil_wsc.report.rows import PAPER  # noqa: E402
 from pycil_wsc.report.stats import reach  # noqa: E402
