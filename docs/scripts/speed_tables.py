@@ -80,7 +80,7 @@ def _rate(images_per_second: float) -> str:
 
 def ablation(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Header and rows: the engine with one part replaced by what stands after the colon."""
-    yield "removed", "images per second", "range", "over the whole"
+    yield "removed", "images per second", "range", "relative to the full engine"
     for part in record["images_per_second"].values():
         if part["removed"].startswith("fused optimiser"):  # this variant was corrected after the measurement
             continue

@@ -113,7 +113,7 @@ class ImageMap:
         """The pixels of all images: uint8 (pixels, 3), mapped from the file copy-on-write."""
         with opened(self.path) as file:
             if os.fstat(file.fileno()).st_mtime_ns != self.written:
-                raise UserError(f"{self.path}: another command has decoded the images anew; start this one again")
+                raise UserError(f"{self.path}: another command has decoded the images again; start this one again")
             return np.memmap(file, np.uint8, "c").reshape(-1, 3)
 
     def __getstate__(self) -> dict[str, object]:  # each loader process maps the file itself

@@ -1,4 +1,4 @@
-"""The methods. Each is a file in the folder of its family, and is found by the registry.
+"""The continual-learning methods: each is a file in the folder of its family, and is found by the registry.
 
 A base class that several methods of a family share is a file of its own: :mod:`.penalties.penalising`,
 :mod:`.averaging.merging`, :mod:`.distillation.distilling`, :mod:`.prompts.prompted`, :mod:`.prototypes.prototypical`

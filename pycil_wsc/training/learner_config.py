@@ -129,7 +129,7 @@ class DeviceOptions:
     compile: bool | str = key(
         False,
         "compile each phase's loss with `torch.compile`; `reduce-overhead` also launches it as a graph on devices that "
-        "have graphs. Not measured on a GPU yet",
+        "have graphs",
         choices=(False, True, "reduce-overhead"),
         decides="rounding",
     )

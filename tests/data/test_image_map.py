@@ -220,7 +220,7 @@ def test_a_file_that_another_command_has_replaced_is_not_read_with_the_old_place
     Image.new("RGB", (300, 60), "red").save(dataset.train.images[0])
     decoded(dataset, tmp_path, 0, False)
     source = FolderSource(before.info, before.train, torch.device("cpu"), workers)
-    with pytest.raises(UserError, match="another command has decoded the images anew; start this one again"):
+    with pytest.raises(UserError, match="another command has decoded the images again; start this one again"):
         list(source.batches(np.arange(2), before.train.targets, 2))
 
 

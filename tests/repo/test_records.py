@@ -142,7 +142,7 @@ def test_the_level_in_pycils_protocol_is_that_of_the_record():
     run = json.loads((ROOT / "results/studies/pycil_protocol/replay.json").read_text())
     text = (ROOT / "docs/results.md").read_text().partition("\n## PyCIL's protocol\n")[2].partition("\n## ")[0]
     average, last = 59.31 - run["avg_acc"], 41.01 - run["last_acc"]
-    assert f"{average:.2f} points" in text and f"last accuracy by {last:.2f}" in text
+    assert "more than three points below the survey's" in text and 3 < min(average, last) < max(average, last) < 4
     for path in (ROOT / "results/studies/cifar100_paper_schedule").glob("*.json"):
         assert json.loads(path.read_text())["curve"][0] == run["curve"][0], "the first task is shared"
     log = (ROOT / "results/studies/pycil_protocol/replay-four-parts.log").read_text()
@@ -224,7 +224,7 @@ def parts(record, name, column):
     return {
         "images per second": (part["median"],),
         "range": (part["min"], part["max"]),
-        "over the whole": (part["over_whole"],),
+        "relative to the full engine": (part["over_whole"],),
     }[column]
 
 
@@ -327,14 +327,17 @@ def test_the_speeds_of_a_language_model_are_the_records():
 
 
 def test_the_memory_of_language_models_is_16_bytes_of_a_trained_parameter_and_4_more_for_wsc():
-    """With LoRA of rank 16, adapters of at most 4 % of the weights are trained, and the rest is kept in fp32."""
+    """With LoRA of rank 16, adapters of at most 4 % of the weights are trained, and the rest is kept in fp32. The hours
+    are those of the page's formula, at a third of the 989e12 operations per second of an H100.
+    """
     _, rows = rows_after(ROOT / "docs/language_models.md", "## Memory and time")
     assert len(rows) == 4
-    for _, parameters, replay, wsc, lora, _ in rows:
+    for _, parameters, replay, wsc, lora, _, hours in rows:
         billions = float(parameters.split()[0])
         assert float(replay) == pytest.approx(16 * billions, rel=0.05)
         assert float(wsc) == pytest.approx(20 * billions, rel=0.05)
         assert 4 * billions < float(lora) < 4 * billions * 1.2
+        assert float(hours) == pytest.approx(6 * billions * 1e9 * 100e6 / (3600 * 989e12 / 3), rel=0.06)
 
 
 def test_what_a_backbones_settings_cost_is_the_record():
@@ -507,7 +510,7 @@ def test_the_table_of_unknown_classes_is_the_study():
     shifted = [row for row in estimates if row["classes"] == "reported" and row["shift"] != "none"]
     errors = [abs(float(row["mean confidence"]) - float(row["accuracy"])) for row in shifted]
     told = " ".join((ROOT / "docs/your_classifier.md").read_text().split())
-    assert f"off by {np.mean(errors):.0f} points on average. The largest error was {max(errors):.0f} points" in told
+    assert f"off by {np.mean(errors):.0f} points on average. Errors reached {max(errors):.0f} points" in told
 
 
 def test_the_score_of_unknown_classes_is_the_best_on_the_classes_that_chose_it():
@@ -669,8 +672,6 @@ def test_the_page_of_the_small_protocol_has_the_runs_before_and_after_its_option
     assert "BiC had {} % before, and FOSTER {};".format(*old) in page
     assert "scaled, they have {} and {}, and Replay has {}.".format(*new, *replay) in page
     assert all(np.mean(averages["unscaled", name]) < np.mean(averages["table", name]) for name in ("bic", "foster"))
-    claims = " ".join((ROOT / "docs/claims_in_detail.md").read_text().split())
-    assert "in which BiC and FOSTER were [lower](../results/studies/night/README.md)" in claims
     ratios = [
         old / new
         for old, new in (
@@ -770,9 +771,8 @@ def test_what_the_page_of_plentiful_memory_concludes_is_in_its_table():
     text = " ".join(page.read_text().split())
     _, rows = rows_after(page, "<!-- records: abundant -->")
     ahead = [{row[0]: row[column] for row in rows if row[column].startswith("**+")} for column in (2, 3, 4)]
-    largest = max(ahead[0], key=lambda name: float(ahead[0][name].strip("*").split()[0]))
     assert "With 40 and 100 % of the images in memory, none does" in text and not ahead[1] and not ahead[2]
-    assert "With 4 %, WSC gains most" in text and largest == "WSC"
+    assert "With 4 %, WSC is above Replay" in text and "WSC" in ahead[0]
     _, rows = rows_after(page, "<!-- records: equal decay -->")
     at_equal_decay = [{row[0] for row in rows if row[column].startswith("**+")} for column in (1, 2, 3)]
     assert "With 4 %, WSC and CoFiMA are above Replay at both weight decays, before the correction." in text
@@ -797,7 +797,7 @@ def test_no_gain_of_plentiful_memory_is_left_after_holms_correction():
     training = np.mean([run["trained_10"] for run in replay[25].values()])
     page = (ROOT / "docs/abundant.md").read_text()
     assert max(left) < 0
-    assert f"{len(cells)} differences of this table, {len(left)} of the losses and none of the gains" in page
+    assert f"Of the {len(cells)} differences in this table, {len(left)} losses and no gains are significant" in page
     assert f"at a training accuracy of {training:.0f} %" in page and training < 50
 
 

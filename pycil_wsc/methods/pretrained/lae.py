@@ -58,7 +58,7 @@ class LAE(BaseLearner):
             0.9999, "what each step multiplies the share of earlier weights in the offline model by", low=0, below=1
         )
         num_freeze_epochs: int = key(3, "epochs at the start of a task that train the head alone", low=0)
-        freeze_first_task: bool = key(True, "the first task has such epochs, too; false: as in the paper")
+        freeze_first_task: bool = key(True, "the first task also has such epochs; false: as in the paper")
 
     class Plan(BaseLearner.Plan):
         tunes = True

@@ -172,8 +172,8 @@ def sentence() -> str:
     gains = sum(each.mean > 0 for each in left)
     ends = [run["trained_10"] for run in runs()["Replay"][25].values()]
     return (
-        f"By Holm's correction for the {len(of_table)} differences of this table, {len(left) - gains} of the losses "
-        f"and {gains or 'none'} of the gains differ from 0. "
+        f"Of the {len(of_table)} differences in this table, {len(left) - gains} losses and {gains or 'no'} gains are "
+        "significant after correction for multiple comparisons (Holm). "
         f"With all images in memory, Replay ends its last task at a training accuracy of {statistics.mean(ends):.0f} %."
     )
 

@@ -1,5 +1,5 @@
-"""Write docs/claims.md, its figure and docs/claims_in_detail.md: the paper's claims beside the runs of
-exps/studies/night.
+"""Write docs/claims.md, its figure, docs/claims_in_detail.md and results/studies/night/claims.md: the paper's claims
+beside the runs of exps/studies/night.
 
 python results/studies/night/claims.py
 """
@@ -10,7 +10,8 @@ from dataclasses import replace
 from math import inf
 from textwrap import fill
 
-import claims_in_detail  # beside this file, as the next ones are
+import claims_by_memory  # beside this file, as the next ones are
+import claims_in_detail
 import pandas as pd
 from claim_findings import (
     CONVERGED,
@@ -202,15 +203,15 @@ CLAIMS = (
 INTRODUCTION = """\
 # The paper's claims, one by one
 
-After this page you know which of the paper's claims hold in a protocol that is small enough for a laptop. Check one of
-them in a few minutes:
+This page shows which of the paper's claims hold in a protocol that is small enough for a laptop. Check one of them in a
+few minutes:
 
 ```bash
 python main.py --config exps/studies/night/ablation.json --set memory_per_class=1 --workers 2
 ```
 
-Replay, WSC, averaging alone and the reset alone train with one exemplar per class and five seeds. The 20 runs take
-about five minutes of two idle cores. [CIFAR-100](getting_started.md#your-own-data) is downloaded first.
+Replay, WSC, averaging alone and the reset alone train with one exemplar per class. This takes about five minutes of two
+idle cores. [CIFAR-100](getting_started.md#your-own-data) is downloaded first.
 
 """
 CHECKED = """\
@@ -224,9 +225,8 @@ PROTOCOL = """\
 
 {counts}
 
-The protocol is that of [a night on a laptop](paper.md#a-night-on-a-laptop): 50 classes of CIFAR-100 in ten tasks, 25
-images of 16 pixels per class, a small ResNet, a fraction of the epochs, and five seeds. WSC takes a plain mean of the
-weights, which is no longer [the default](wsc.md#which-average).
+The runs have [a small protocol](paper.md#a-small-protocol): small images of half of CIFAR-100's classes, a small
+ResNet, and a fraction of the epochs. WSC takes [a plain mean](wsc.md#which-average) of the weights.
 
 ![Gain of each method over Replay, against the fraction of images in memory, here and in the paper](images/claims.svg)
 
@@ -240,8 +240,8 @@ READING = """\
 - *Ours*: the mean over pairs of runs with the same seed, and the half-width of its 95 % interval (Student's t).
 - *Detectable*: the true difference that five seeds would show in four of five repetitions.
 - *Verdict*: *seen* if the interval is within the limits, *the opposite* if it is outside, *not seen* if it is partly
-  within. *Not by Holm*: the verdict falls if all {count} differences are tested together (Holm's correction).
-- *(added)*: the claim joined the list after some of its runs had been seen.
+  within. *Not by Holm*: the difference is no longer significant after Holm's correction for {count} tests.
+- *(added)*: the claim was added after some of its results were known.
 
 """
 UNTESTED = """\
@@ -251,8 +251,8 @@ These runs cannot decide the following claims, whatever the difference. A script
 
 - *training*: the claim is about plasticity or full retraining, but the networks are not fully trained: their training
   accuracy is below {converged:.0f} %.
-- *schedule*: the method that is ahead trains longer, and the other one is not fully trained. The longer schedule alone
-  may explain the difference.
+- *schedule*: the better method trains longer and the other is undertrained, so the schedule alone may explain the
+  difference.
 - *reset*: the claim compares ways to reset. Here the reset itself gains nothing, and no difference from 0 is visible.
 - *classes*: the runs learn different numbers of classes.
 
@@ -260,12 +260,13 @@ These runs cannot decide the following claims, whatever the difference. A script
 CAUTIONS = """\
 ## How far to trust it
 
-- A claim that is seen here may fail in the paper's setting, and the other way round.
+- A claim confirmed here may fail in the paper's setting, and vice versa.
 - *The best* of several methods is chosen by the same test accuracies that the claim compares. This favours it.
-- "Reservoir sampling" drew a task's exemplars from all of its images and never replaced them. Strictly, this is
-  [not a reservoir](methods.md#reservoirs). With one exemplar per class, about a third of the classes had none.
+- "Reservoir sampling" drew a task's exemplars from all of its images and never replaced them. This is not
+  [reservoir sampling](methods.md#reservoirs) in the strict sense. With one exemplar per class, about a third of the
+  classes had none.
 """
-LINK = "[The claims in detail](claims_in_detail.md): measures, costs, every memory size and every method.\n"
+LINK = "[The claims in detail](claims_in_detail.md): measures, costs and every method.\n"
 
 
 def page(found: Sequence[Row]) -> str:
@@ -290,11 +291,10 @@ def page(found: Sequence[Row]) -> str:
 
 
 def counts(findings: Sequence[Finding]) -> str:
-    """How many claims have each verdict."""
+    """How many claims have each verdict, as a list."""
     number = Counter(each.verdict for each in findings)
-    decided = ", ".join(f"{number[verdict]} *{verdict}*" for verdict in ("seen", "not seen", "the opposite"))
-    undecided = number[NOT_TESTED] + number[NOT_RUN]
-    return f"The runs decide {len(findings) - undecided} of {len(findings)} claims: {decided}."
+    verdicts = ("seen", "not seen", "the opposite", NOT_TESTED, NOT_RUN)
+    return "Claims by verdict:\n\n" + "\n".join(f"- *{name}*: {number[name]}" for name in verdicts if number[name])
 
 
 def checked(table: pd.DataFrame) -> str:
@@ -351,7 +351,8 @@ def cautions(findings: Sequence[Finding], table: pd.DataFrame) -> str:
 def main() -> None:
     found = recorded(RUNS)
     PAGE.write_text(page(found), encoding="utf-8")
-    claims_in_detail.PAGE.write_text(claims_in_detail.page(found, CLAIMS), encoding="utf-8")
+    claims_in_detail.PAGE.write_text(claims_in_detail.page(found), encoding="utf-8")
+    claims_by_memory.PAGE.write_text(claims_by_memory.page(found, CLAIMS), encoding="utf-8")
     draw(IMAGE, found)
 
 
