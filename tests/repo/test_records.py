@@ -56,7 +56,7 @@ def seeds_table(header):
 
 def tables(page):
     """[(folder of records, header, rows)] of the tables before which their section links to a folder of runs."""
-    found, text = [], page.read_text()
+    checked, text = [], page.read_text()
     for match in re.finditer(r"^\|.*\|\n\|[-|: ]+\|\n((?:\|.*\|\n)+)", text, re.MULTILINE):
         header, _, *rows = (
             [cell.strip() for cell in line.strip("|").split("|")] for line in match[0].strip().split("\n")
@@ -64,8 +64,8 @@ def tables(page):
         section = text[text.rfind("\n## ", 0, match.start()) : match.start()]
         links = re.findall(r"\((?:\.\./)?(results/studies/\w+)\)", section)
         if links and (seeds_table(header) or set(header) & set(MEASURES)) and "C-STANCE" not in header:
-            found.append((ROOT / links[-1], header, rows))
-    return found
+            checked.append((ROOT / links[-1], header, rows))
+    return checked
 
 
 ALL = [(page, *table) for page in PAGES for table in tables(page)]
@@ -283,7 +283,7 @@ def benchmark_record(name):
 
 def test_the_table_of_scaling_is_the_record():
     """Speeds, perfect scaling and communication from the seconds of a step, with the other processes and alone."""
-    shapes, found = json.loads(benchmark_record("scaling-cpu").read_text())["shapes"], {}
+    shapes, processes = json.loads(benchmark_record("scaling-cpu").read_text())["shapes"], {}
     names = {"CIFAR, ResNet-32": "cifar", "ImageNet, ResNet-18": "imagenet"}
     for name, size, number, *cells in rows_after(SPEED, "<!-- records: scaling-cpu -->")[1]:
         shape = shapes[names[name]]
@@ -293,12 +293,12 @@ def test_the_table_of_scaling_is_the_record():
             assert says(cells[0], rate) and cells[1:] == ["1.00", "", "", ""]
             continue
         together, threads = shape["processes"][number], shape["threads"][number]
-        speeds = [int(size) / each["step_seconds"] for each in (together, threads)]
+        speeds = [int(size) / timing["step_seconds"] for timing in (together, threads)]
         over = [speed / (int(number) * rate) for speed in speeds]
         share = max(0, 1 - together["alone_seconds"] / together["step_seconds"])
         assert says(" ".join(cells), speeds[0], over[0], 100 * share, speeds[1], over[1])
-        found.setdefault(name, []).append(number)
-    assert found == {name: ["2", "4"] for name in names}
+        processes.setdefault(name, []).append(number)
+    assert processes == {name: ["2", "4"] for name in names}
 
 
 def test_the_table_of_the_start_on_many_files_is_the_record():
@@ -307,11 +307,12 @@ def test_the_table_of_the_start_on_many_files_is_the_record():
     assert [tuple(row[:2]) for row in rows] == [
         (f"`{name if name == 'false' else json.dumps(name)}`", start) for name in caches for start in caches[name]
     ]
-    for (name, start, *cells), each in zip(rows, (each for starts in caches.values() for each in starts.values())):
-        cpu, mib = each["cpu_seconds"], 2**20
+    of_rows = [measured for starts in caches.values() for measured in starts.values()]
+    for (name, start, *cells), measured in zip(rows, of_rows, strict=True):
+        cpu, mib = measured["cpu_seconds"], 2**20
         parts = [cpu[part] for part in ("start", "imports", "listing", "fingerprint", "cache", "step")]
-        memory = each["peak_memory_bytes"] / mib, each["all_memory_bytes"] / mib
-        assert says(" ".join(cells), each["seconds"]["start"], *parts, *memory), (name, start)
+        memory = measured["peak_memory_bytes"] / mib, measured["all_memory_bytes"] / mib
+        assert says(" ".join(cells), measured["seconds"]["start"], *parts, *memory), (name, start)
 
 
 def test_the_speeds_of_a_language_model_are_the_records():
@@ -533,9 +534,9 @@ def test_the_table_of_the_gate_is_the_record():
 
 
 def test_the_table_of_calibration_gate_and_shift_is_the_records():
-    found = [json.loads(benchmark_record(name).read_text()) for name in ("upkeep-cpu", "upkeep-ranpac-cpu")]
+    both_records = [json.loads(benchmark_record(name).read_text()) for name in ("upkeep-cpu", "upkeep-ranpac-cpu")]
     _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/benchmarks/upkeep/upkeep-ranpac-cpu.json")
-    for column, record in enumerate(found, 1):
+    for column, record in enumerate(both_records, 1):
         assert [row[column] for row in rows] == errors_and_costs(record)
 
 
@@ -722,11 +723,11 @@ def test_the_study_has_one_of_four_values_that_were_tried_for_each_method():
 
 def runs_of_study(name):
     """{(method, reset, exemplars, averages): {exemplars per class: {seed: run}}} of a table of the study."""
-    found = {}
+    runs = {}
     for run in read(ROOT / f"results/studies/abundant/{name}.csv"):
         row = run["method"], run.get("wsc.reset"), run.get("exemplars"), run.get("wsc.average")
-        found.setdefault(row, {}).setdefault(run["memory"], {})[run["seed"]] = run
-    return found
+        runs.setdefault(row, {}).setdefault(run["memory"], {})[run["seed"]] = run
+    return runs
 
 
 MIS_SCALED = ("ema", "cls_er", "redo", "derpp")  # in tasks as short as the study's, as its page says
@@ -800,15 +801,15 @@ def test_no_gain_of_plentiful_memory_is_left_after_holms_correction():
 def test_the_second_table_of_plentiful_memory_has_replays_runs_with_the_default_weight_decay():
     """Those of continual backprop, which has replaced no unit."""
     names = {"WiSE-FT": "wise_ft", "CoFiMA": "cofima", "WSC": "wsc"}
-    found = {(name, reset): sizes for (name, reset, _, _), sizes in runs_of_study("table").items()}
-    (inert,) = (sizes for (_, reset), sizes in found.items() if reset == "continual_backprop")
+    by_reset = {(name, reset): sizes for (name, reset, _, _), sizes in runs_of_study("table").items()}
+    (inert,) = (sizes for (_, reset), sizes in by_reset.items() if reset == "continual_backprop")
     for seeds in inert.values():
         assert all(run["units_replaced"] == 0 and run["weight_decay"] == 2e-4 for run in seeds.values())
     _, rows = rows_after(ROOT / "docs/abundant.md", "<!-- records: equal decay -->")
     for name, *cells in rows:
-        (sizes,) = (found[key] for key in found if key[0] == names[name] and key[1] in (None, "blend"))
+        (sizes,) = (by_reset[key] for key in by_reset if key[0] == names[name] and key[1] in (None, "blend"))
         pairs = [[sizes[size][s]["average"] - run["average"] for s, run in inert[size].items()] for size in (1, 10, 25)]
-        assert cells == [interval(each) for each in pairs]
+        assert cells == [interval(differences_of_size) for differences_of_size in pairs]
         assert all(run["weight_decay"] == 2e-4 for seeds in sizes.values() for run in seeds.values())
 
 
@@ -826,19 +827,19 @@ def test_the_runs_of_a_rule_that_replaced_no_unit_are_replays_with_the_default_w
 
 def averages_of_the_night(method):
     """{(exemplars per class, seed): average accuracy} of a method's runs of ten tasks in the night files."""
-    found = {}
+    averages = {}
     for run in night("table"):
         if run["method"] == method and run["increment"] == 5 and run["exemplars"] == "herding":
-            found[run["memory"], run["seed"]] = run["average"]
-    return found
+            averages[run["memory"], run["seed"]] = run["average"]
+    return averages
 
 
 def test_without_its_alignment_wa_has_the_accuracies_of_the_page():
-    found, told = {}, {}
+    accuracies, told = {}, {}
     with open(ROOT / "results/studies/night/wa_alignment.csv", newline="") as file:
         for line in csv.DictReader(file):
             place = int(line["memory_per_class"]), int(line["seed"])
-            found.setdefault(place, []).append(float(line["accuracy"]))
+            accuracies.setdefault(place, []).append(float(line["accuracy"]))
             if line["old_norm"]:
                 told.setdefault(place[0], []).append(float(line["old_norm"]) / float(line["new_norm"]))
     gains = []
@@ -846,12 +847,12 @@ def test_without_its_alignment_wa_has_the_accuracies_of_the_page():
         recorded = averages_of_the_night(name)
         for memory in (1, 25):
             places = [(memory, seed) for seed in range(1993, 1998)]
-            gains.append(interval([np.mean(found[place]) - recorded[place] for place in places]))
+            gains.append(interval([np.mean(accuracies[place]) - recorded[place] for place in places]))
     of_wa, over_wa, of_replay, over_replay = (gain.strip("*") for gain in gains)
     _, rows = rows_after(ROOT / "docs/claims_in_detail.md", "results/studies/night/wa_alignment.csv")
     few, all_images = (f"×{np.mean(told[memory]):.2f}" for memory in (1, 25))
     assert rows == [["4 %", few, of_wa, of_replay], ["100 %", all_images, over_wa, over_replay]]
-    assert min(map(len, found.values())) == 10 and len(found) == 10
+    assert min(map(len, accuracies.values())) == 10 and len(accuracies) == 10
 
 
 def interval(values):
@@ -1066,23 +1067,23 @@ POWERS = {0: "mean", 1: "late 1", 3: "late 3", 8: "late 8", 32: "late 32"}  # me
 
 def held_out_digits():
     """{(epochs, loop): {method: accuracy}}, means over 12 seeds."""
-    found = {}
+    means = {}
     path = ROOT / "results/studies/which_average/digits_validation.csv"
     for row in csv.DictReader(path.read_text().splitlines()):
         assert row["tested on"] == "validation"
         mean = np.mean([float(row[str(seed)]) for seed in range(12)])
-        found.setdefault((int(row["epochs"]), row["loop"]), {})[row["method"]] = mean
-    assert len(found) == 5 * 7
-    return found
+        means.setdefault((int(row["epochs"]), row["loop"]), {})[row["method"]] = mean
+    assert len(means) == 5 * 7
+    return means
 
 
 def held_out_images():
     """{(epochs, memory): {seed: {power: average accuracy}}}."""
-    found = {}
+    by_setting = {}
     for run in read(ROOT / "results/studies/which_average/table.csv"):
-        of_seed = found.setdefault((run["epochs"], run["memory"]), {})
+        of_seed = by_setting.setdefault((run["epochs"], run["memory"]), {})
         of_seed[run["seed"]] = {power: run[f"power_{power}_curve"] for power in POWERS}
-    return found
+    return by_setting
 
 
 def test_the_default_average_has_the_smallest_largest_loss():
@@ -1099,11 +1100,11 @@ def test_the_default_average_has_the_smallest_largest_loss():
 
 
 def test_the_table_of_averages_of_images_is_the_records():
-    found = held_out_images()
+    by_setting = held_out_images()
     _, rows = rows_after(ROOT / "docs/wsc.md", "<!-- records: averages of images -->")
-    assert len(rows) == len(found)
+    assert len(rows) == len(by_setting)
     for epochs, memory, *means, gain, count in rows:
-        runs = list(found[int(epochs), int(memory)].values())
+        runs = list(by_setting[int(epochs), int(memory)].values())
         assert means == [f"{np.mean([run[power] for run in runs]):.2f}" for power in POWERS] and int(count) == len(runs)
         gains = [run[3] - run[32] for run in runs]
         low, high = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
@@ -1111,11 +1112,11 @@ def test_the_table_of_averages_of_images_is_the_records():
 
 
 def test_the_table_of_averages_of_digits_is_the_record():
-    found = held_out_digits()
+    means = held_out_digits()
     _, rows = rows_after(ROOT / "docs/wsc.md", "<!-- records: averages of digits -->")
-    assert [int(row[0]) for row in rows] == sorted({epochs for epochs, _ in found})
+    assert [int(row[0]) for row in rows] == sorted({epochs for epochs, _ in means})
     for epochs, *cells in rows:
-        loops = [of for (number, _), of in found.items() if number == int(epochs)]
+        loops = [of for (number, _), of in means.items() if number == int(epochs)]
         gains = [[of[name] - of["replay"] for of in loops] for name in POWERS.values()]
         assert cells == [f"{np.mean(gain):+.2f} ({min(gain):+.2f})" for gain in gains]
 
@@ -1133,7 +1134,7 @@ def origins(path):
         return commits, [line["device"] for line in lines if line.get("device")]
     text = path.read_bytes()
     commits, devices = rb'"commit": *"([0-9a-f]{40})', rb'"device": "([^"]+)", "processes"'
-    return tuple([found.decode() for found in re.findall(field, text)] for field in (commits, devices))
+    return tuple([value.decode() for value in re.findall(field, text)] for field in (commits, devices))
 
 
 def test_commits_that_records_name_are_in_the_history_or_said_not_to_be():
