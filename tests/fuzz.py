@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from support.attacks import Fault, Place, answer, new_place
+from support.damage import damaged, outcome
 from support.small_runs import small_data
 
 from pycil_wsc.config.completion import known_keys
@@ -252,30 +253,6 @@ def hostile_folder(place: Place, rng: random.Random) -> None:
     used = code == 0 and result.is_file() and harms.get(result) != "damage"
     if used and outcome(result) != before:
         raise Fault(f"another result than before {harms}: {printed}")
-
-
-def outcome(result: Path) -> list[Any]:
-    """The curve, the matrix and the losses of a ``result.json``."""
-    content = json.loads(result.read_text())
-    return [content[name] for name in ("curve", "matrix", "train_loss")]
-
-
-def damaged(content: bytes, rng: random.Random) -> bytes:
-    """Flip bits; cut off, clear, repeat or insert bytes."""
-    where, length = rng.randrange(len(content) + 1), rng.randrange(1, 40)
-    kind = rng.choice(["flip", "cut", "clear", "double", "insert"])
-    if kind == "flip":
-        flipped = bytearray(content)
-        for _ in range(rng.randint(1, 3)):
-            flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
-        return bytes(flipped)
-    if kind == "cut":
-        return content[:where]
-    if kind == "clear":
-        return content[:where] + bytes(length) + content[where + length :]
-    if kind == "double":
-        return content[:where] + content[max(0, where - length) :]
-    return content[:where] + rng.randbytes(length) + content[where:]
 
 
 ATTACKS: list[Callable[[Place, random.Random], None]] = [

@@ -61,12 +61,12 @@ def room(name: str, root: Path = ROOT) -> str:
 def arrows(root: Path = ROOT) -> Counter:
     """{(room, room it imports): how many imports}, between different rooms."""
     ours = {name.split(".")[0] for name, _ in modules(root)}
-    found = Counter()
+    counts = Counter()
     for name, path in modules(root):
         for target in imports(path):
             if target.split(".")[0] in ours and room(name, root) != room(target, root):
-                found[room(name, root), room(target, root)] += 1
-    return found
+                counts[room(name, root), room(target, root)] += 1
+    return counts
 
 
 def cycles(root: Path = ROOT) -> list[set[str]]:
@@ -88,13 +88,13 @@ def module_of(target: str, names: set[str]) -> str | None:
 
 def reachable(start: str, wanted: dict[str, set[str]]) -> set[str]:
     """What ``start`` imports, directly or not."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [start]
     while waiting:
-        new = wanted[waiting.pop()] - found
-        found |= new
+        new = wanted[waiting.pop()] - reached
+        reached |= new
         waiting += new
-    return found
+    return reached
 
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -156,15 +156,15 @@ def members(root: Path, name: str) -> list[str]:
         for node in parsed(path).body:
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, node)
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [name]
     while waiting:
         known = classes.get(waiting.pop())
         if known is None:  # of another package
             continue
         waiting += [base.id for base in known.bases if isinstance(base, ast.Name)]
-        found |= defined_by(known)
-    return sorted(member for member in found if not member.startswith("_"))
+        names |= defined_by(known)
+    return sorted(member for member in names if not member.startswith("_"))
 
 
 def defined_by(node: ast.ClassDef) -> set[str]:
@@ -252,12 +252,12 @@ def main(root: Path) -> None:
     print(f"arrows: {len(between)} ({between.total()} imports), of them {back} pairs that point both ways")
     for (first, second), count in sorted(between.items()):
         print(f"  {first} -> {second}: {count}")
-    found = cycles(root)
-    print(f"cycles: {len(found)}")
-    for group in found:
+    groups = cycles(root)
+    print(f"cycles: {len(groups)}")
+    for group in groups:
         print(f"  {', '.join(sorted(group))}")
-    every = [(path, *found) for _, path in modules(root) for found in functions(path)]
-    path, name, longest, _ = max(every, key=lambda each: length(each[2]))
+    every = [(path, *function) for _, path in modules(root) for function in functions(path)]
+    path, name, longest, _ = max(every, key=lambda entry: length(entry[2]))
     print(f"longest function: {length(longest)} lines, {name} in {path.relative_to(root)}")
     lines, path = max((len(path.read_text().splitlines()), path) for _, path in modules(root))
     print(f"longest file: {lines} lines, {path.relative_to(root)}")

@@ -50,10 +50,10 @@ def softmax(logits):
 
 def test_probabilities_are_the_softmax_of_the_logits_with_a_column_for_each_class(of_arrays):
     learner, images = of_arrays
-    logits, found = learner.logits(images), learner.predict_proba(images)
-    assert logits.dtype == torch.float32 and found.dtype == np.float64
-    np.testing.assert_allclose(found, softmax(logits), rtol=1e-9)
-    assert np.array(learner.classes)[found.argmax(1)].tolist() == learner.predict(images).tolist()
+    logits, probabilities = learner.logits(images), learner.predict_proba(images)
+    assert logits.dtype == torch.float32 and probabilities.dtype == np.float64
+    np.testing.assert_allclose(probabilities, softmax(logits), rtol=1e-9)
+    assert np.array(learner.classes)[probabilities.argmax(1)].tolist() == learner.predict(images).tolist()
     assert learner.predict_proba(images[:0]).shape == (0, len(learner.classes))
 
 
@@ -62,8 +62,8 @@ def test_below_the_threshold_the_answer_is_none_of_these(of_arrays):
     names, greatest = learner.predict(images), learner.predict_proba(images).max(1)
     threshold = float(np.sort(greatest)[len(greatest) // 3])
     expected = [name if value >= threshold else "new?" for name, value in zip(names, greatest)]
-    found = learner.predict(images, threshold=threshold, otherwise="new?")
-    assert found.tolist() == expected and 0 < (found == "new?").sum() < len(found)
+    answers = learner.predict(images, threshold=threshold, otherwise="new?")
+    assert answers.tolist() == expected and 0 < (answers == "new?").sum() < len(answers)
     assert "unknown" in learner.predict(images, threshold=1.0)
     assert learner.predict(images, threshold=0).tolist() == names.tolist()
 
@@ -178,7 +178,7 @@ def test_arrays_that_cannot_be_written_are_taken_without_a_warning(of_arrays, re
     learner, images = of_arrays
     images.setflags(write=False)
     learner.predict(images)
-    assert not [each for each in recwarn if "writ" in str(each.message)]
+    assert not [warning for warning in recwarn if "writ" in str(warning.message)]
 
 
 def test_whatever_a_decoder_raises_is_one_line(of_files, monkeypatch):
@@ -191,9 +191,9 @@ def test_whatever_a_decoder_raises_is_one_line(of_files, monkeypatch):
     loaded = Image.open(files[0])
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "convert", fails)
-        found = list(learner.each([files[0], loaded]))
-    assert "not a readable image (Failed to decode image)" in found[0].problem
-    assert "cannot be decoded (Failed to decode image)" in found[1].problem
+        answers = list(learner.each([files[0], loaded]))
+    assert "not a readable image (Failed to decode image)" in answers[0].problem
+    assert "cannot be decoded (Failed to decode image)" in answers[1].problem
 
 
 def test_a_file_that_cannot_be_read_stops_predict_by_name_and_each_goes_on(of_files, tmp_path):
@@ -202,13 +202,13 @@ def test_a_file_that_cannot_be_read_stops_predict_by_name_and_each_goes_on(of_fi
     some = [files[0], tmp_path / "b.jpg", tmp_path / "gone.jpg", files[1]]
     with pytest.raises(UserError, match=r"b\.jpg: not a readable image"):
         learner.predict(some)
-    found = list(learner.each(some))
-    assert [answer.image for answer in found] == list(map(str, some))
-    assert [answer.name is None for answer in found] == [False, True, True, False]
-    assert "not a readable image" in found[1].problem and "No such file" in found[2].problem
-    assert [found[0].name, found[3].name] == learner.predict([files[0], files[1]]).tolist()
+    answers = list(learner.each(some))
+    assert [answer.image for answer in answers] == list(map(str, some))
+    assert [answer.name is None for answer in answers] == [False, True, True, False]
+    assert "not a readable image" in answers[1].problem and "No such file" in answers[2].problem
+    assert [answers[0].name, answers[3].name] == learner.predict([files[0], files[1]]).tolist()
     best = learner.predict_proba([files[0], files[1]]).max(1)
-    assert np.allclose([found[0].probability, found[3].probability], best, rtol=1e-4)
+    assert np.allclose([answers[0].probability, answers[3].probability], best, rtol=1e-4)
 
 
 def test_an_image_without_a_name_is_named_by_its_position(of_arrays):
@@ -225,8 +225,8 @@ def test_a_pil_image_that_cannot_be_decoded_is_like_a_file(of_files):
     with pytest.raises(UserError, match="^image 1: cannot be decoded") as error:
         learner.predict([whole, cut])
     assert "\n" not in str(error.value)
-    found = list(learner.each([whole, cut, whole]))
-    assert [answer.name is None for answer in found] == [False, True, False] and found[0].name == found[2].name
+    answers = list(learner.each([whole, cut, whole]))
+    assert [answer.name is None for answer in answers] == [False, True, False] and answers[0].name == answers[2].name
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -238,9 +238,9 @@ def test_pil_images_whose_files_are_closed_are_one_line_each(workers, of_files):
     for file in files:
         with Image.open(file) as image:
             images.append(image)
-    found = list(learner.each(images))
-    assert len(found) == 11 > 4 * workers
-    assert {answer.problem for answer in found} == {
+    answers = list(learner.each(images))
+    assert len(answers) == 11 > 4 * workers
+    assert {answer.problem for answer in answers} == {
         "image: cannot be decoded (its file is closed); open it again, or replace it"
     }
 
@@ -257,9 +257,9 @@ def test_a_folder_is_asked_about_the_images_that_would_be_learned(of_files, tmp_
     (tmp_path / "home" / "ant" / "linked" / "loop").symlink_to(tmp_path / "home")
     monkeypatch.setenv("HOME", str(tmp_path))
     train = read_source("folder:~/home").train
-    found = list(learner.each("folder:~/home"))
-    assert {answer.image for answer in found} == set(train.images.tolist())
-    assert len(found) == len(train) == len(learner.predict("~/home"))
+    answers = list(learner.each("folder:~/home"))
+    assert {answer.image for answer in answers} == set(train.images.tolist())
+    assert len(answers) == len(train) == len(learner.predict("~/home"))
 
 
 def closed():
@@ -289,8 +289,9 @@ def test_of_a_batch_only_the_answers_are_kept(ask, of_arrays, monkeypatch):
 
 def test_each_answers_a_folder_by_the_names_of_its_files(of_files):
     learner, files = of_files
-    found = list(learner.each(files[0].parent.parent, threshold=1.0, otherwise="?"))
-    assert [answer.image for answer in found] == list(map(str, files)) and {answer.name for answer in found} == {"?"}
+    answers = list(learner.each(files[0].parent.parent, threshold=1.0, otherwise="?"))
+    assert [answer.image for answer in answers] == list(map(str, files))
+    assert {answer.name for answer in answers} == {"?"}
 
 
 @pytest.mark.parametrize(

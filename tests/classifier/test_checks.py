@@ -37,11 +37,11 @@ def learner():
 
 
 def test_fine_images_are_fine(learner):
-    found = learner.check(noisy(30, 1))
-    assert found.fine and found.classes == {"ant": 30, "cat": 30} and found.images == 60
-    assert found.shift.images == 60 and found.shift.known == 40 and not found.shift.alarm
-    assert str(found).splitlines()[0] == "60 images of 2 classes" and "like the known images" in str(found)
-    assert learner.check(noisy(30, 1)) == found, "the permutations are those of the seed"
+    report = learner.check(noisy(30, 1))
+    assert report.fine and report.classes == {"ant": 30, "cat": 30} and report.images == 60
+    assert report.shift.images == 60 and report.shift.known == 40 and not report.shift.alarm
+    assert str(report).splitlines()[0] == "60 images of 2 classes" and "like the known images" in str(report)
+    assert learner.check(noisy(30, 1)) == report, "the permutations are those of the seed"
 
 
 def test_brighter_images_are_a_shift_and_other_shares_of_the_classes_are_none(learner):
@@ -49,13 +49,13 @@ def test_brighter_images_are_a_shift_and_other_shares_of_the_classes_are_none(le
     assert shifted.shift.alarm and shifted.shift.p <= 0.01 and not shifted.fine and "unlike" in str(shifted)
     images, labels = noisy(60, 2)
     uneven = np.r_[0:5, 60:120]
-    found = learner.check((images[uneven], labels[uneven]))
-    assert not found.shift.alarm and found.shift.distance < shifted.shift.distance
+    report = learner.check((images[uneven], labels[uneven]))
+    assert not report.shift.alarm and report.shift.distance < shifted.shift.distance
 
 
 def test_new_classes_alone_are_not_tested(learner):
-    found = learner.check(noisy(20, 3, names=("bee",)))
-    assert found.shift is None and "too few images of classes that have held-out ones" in found.untested
+    report = learner.check(noisy(20, 3, names=("bee",)))
+    assert report.shift is None and "too few images of classes that have held-out ones" in report.untested
     assert "held_out=20" in learned(noisy(10, 0), **QUICK).check(noisy(10, 1)).untested
     assert "nothing has been learned yet" in str(Learner("wsc").check(noisy(10, 1)))
 
@@ -72,15 +72,15 @@ def test_unreadable_files_duplicates_and_near_empty_classes_are_found(tmp_path):
     shutil.copy(exemplar, february / "cat/again.png")
     shutil.copy(held_out, february / "bee/known.png")
     shutil.copy(february / "bee/0.png", february / "bee/twice.png")
-    found = learner.check(f"folder:{february}")
-    assert found.classes == {"bee": 6, "cat": 5, "empty": 0} and found.near_empty == {"empty": 0}
-    ((path, why),) = found.unreadable
+    report = learner.check(f"folder:{february}")
+    assert report.classes == {"bee": 6, "cat": 5, "empty": 0} and report.near_empty == {"empty": 0}
+    ((path, why),) = report.unreadable
     assert path == str(february / "cat/broken.png") and "not a readable image" in why
-    twins = dict(found.duplicates)
+    twins = dict(report.duplicates)
     assert twins[str(february / "cat/again.png")] == "an exemplar of 'cat'"
     assert twins[str(february / "bee/known.png")].startswith("a held-out image of ")
     assert twins[str(february / "bee/twice.png")] == str(february / "bee/0.png") and len(twins) == 3
-    assert not found.fine and len(str(found).splitlines()) == 8 + len(found.near_duplicates)
+    assert not report.fine and len(str(report).splitlines()) == 8 + len(report.near_duplicates)
     assert learner.check(f"folder:{february}", fewest=6).near_empty == {"cat": 5, "empty": 0}
     with pytest.raises(UserError, match="nowhere"):
         learner.check(f"folder:{tmp_path / 'nowhere'}")
@@ -101,11 +101,11 @@ def test_links_that_lead_nowhere_and_pipes_are_found_with_all_others(tmp_path):
     ]
     for source in sources:
         for one in (learner, Learner("wsc")):
-            found = one.check(source)
-            reasons = {Path(path).name: why for path, why in found.unreadable}
+            report = one.check(source)
+            reasons = {Path(path).name: why for path, why in report.unreadable}
             assert reasons.keys() == {"broken.png", "gone.png", "loop.png", "pipe.png", "zero.png"}
             assert "No such file" in reasons["gone.png"] and "a pipe or a device" in reasons["pipe.png"]
-            assert found.classes == {"bee": 4, "cat": 4} and found.images == 13
+            assert report.classes == {"bee": 4, "cat": 4} and report.images == 13
     only = tmp_path / "only"
     (only / "cat").mkdir(parents=True)
     (only / "cat/gone.png").symlink_to("nowhere.png")
@@ -116,10 +116,10 @@ def test_links_that_lead_nowhere_and_pipes_are_found_with_all_others(tmp_path):
 
 
 def test_images_that_a_task_was_learned_from_are_recognised_as_a_whole(learner):
-    found = learner.check(noisy(100, 0))
-    assert found.learned_before == 1 and "those of task 1" in str(found) and not found.fine
+    report = learner.check(noisy(100, 0))
+    assert report.learned_before == 1 and "those of task 1" in str(report) and not report.fine
     assert learner.check(noisy(99, 0)).learned_before is None
-    assert len(found.duplicates) == 8 + 40, "the exemplars and the held-out images"
+    assert len(report.duplicates) == 8 + 40, "the exemplars and the held-out images"
 
 
 def test_the_same_image_with_two_classes_is_found_and_told_when_it_is_learned(capsys):
@@ -127,9 +127,9 @@ def test_the_same_image_with_two_classes_is_found_and_told_when_it_is_learned(ca
     images[7] = images[1]
     learner = learned((images, labels), **QUICK, quiet=False)
     assert "1 image comes with two classes: image 7 ('ant' and 'cat'); leave it out of one" in capsys.readouterr().out
-    found = Learner("replay", **QUICK).check((images, labels))
-    assert found.contradictory == [(7, "cat", "ant")] and not found.fine
-    assert "two classes: 7 is of 'cat' and of 'ant'" in str(found)
+    report = Learner("replay", **QUICK).check((images, labels))
+    assert report.contradictory == [(7, "cat", "ant")] and not report.fine
+    assert "two classes: 7 is of 'cat' and of 'ant'" in str(report)
     assert not learner.check(noisy(5, 3)).contradictory
 
 
@@ -197,8 +197,8 @@ def test_the_statistic_is_the_discrepancy_of_two_means_by_its_definition():
     kernel = np.exp(-squares / width)
     expected = kernel[:9, :9].mean() + kernel[9:, 9:].mean() - 2 * kernel[:9, 9:].mean()
     one = np.zeros(9, int), np.zeros(12, int)
-    found = compared((new, one[0]), (known, one[1]), 0.01, rng)
-    assert found.distance == pytest.approx(np.sqrt(expected)) and found.p == 1 / 1000 and found.alarm
+    shift = compared((new, one[0]), (known, one[1]), 0.01, rng)
+    assert shift.distance == pytest.approx(np.sqrt(expected)) and shift.p == 1 / 1000 and shift.alarm
     assert compared((new[:7], one[0][:7]), (known, one[1]), 0.01, rng) is None
     assert compared((new, one[0]), (known, one[1] + 1), 0.01, rng) is None, "no class in common"
 
@@ -241,18 +241,18 @@ def test_images_that_were_saved_again_or_resized_are_found_also_in_the_test_and_
     picture(1).save(val / "cat/1.jpg", quality=90)
     picture(100).save(val / "dog/new.png")
     shutil.copy(train / "dog/9.png", val / "dog/copy.png")
-    found = Learner("ncm", image_size=16, convnet_type="tiny", quiet=True).check(f"folder:{tmp_path / 'photos'}")
-    near = {frozenset(map(os.path.basename, pair)) for pair in found.near_duplicates}
-    assert near == {frozenset({"3.png", "again.jpg"}), frozenset({"8.png", "smaller.png"})} and not found.duplicates
-    in_test = {tuple(map(os.path.basename, pair)) for pair in found.in_test}
-    assert in_test == {("1.png", "1.jpg"), ("9.png", "copy.png")} and not found.fine
-    assert "is nearly" in str(found) and "is the test image" in str(found)
+    report = Learner("ncm", image_size=16, convnet_type="tiny", quiet=True).check(f"folder:{tmp_path / 'photos'}")
+    near = {frozenset(map(os.path.basename, pair)) for pair in report.near_duplicates}
+    assert near == {frozenset({"3.png", "again.jpg"}), frozenset({"8.png", "smaller.png"})} and not report.duplicates
+    in_test = {tuple(map(os.path.basename, pair)) for pair in report.in_test}
+    assert in_test == {("1.png", "1.jpg"), ("9.png", "copy.png")} and not report.fine
+    assert "is nearly" in str(report) and "is the test image" in str(report)
 
 
 def test_names_that_differ_by_case_or_spaces_are_told(learner):
     images, _ = noisy(10, 4)
-    found = learner.check((images, np.repeat(["Ant ", "dog_fish"], 10)))
-    assert found.similar_names == [("Ant ", "ant")] and "similar names: 'Ant ' and 'ant'" in str(found)
+    report = learner.check((images, np.repeat(["Ant ", "dog_fish"], 10)))
+    assert report.similar_names == [("Ant ", "ant")] and "similar names: 'Ant ' and 'ant'" in str(report)
     assert not learner.check((images, np.repeat(["ant", "dog 1"], 10))).similar_names
 
 
@@ -277,7 +277,7 @@ def test_check_counts_the_files_that_exif_data_turn_and_finds_nothing_wrong_with
         exif[0x0112] = orientation
         path = tmp_path / "april" / "ant" / f"{number}.png"
         Image.open(path).save(path, exif=exif)
-    found = Learner("ncm").check(source)
-    assert found.turned == 2 and replace(found, near_duplicates=[]).fine
-    assert "turned: 2 of 12 images, by their EXIF orientation" in str(found).splitlines()
+    report = Learner("ncm").check(source)
+    assert report.turned == 2 and replace(report, near_duplicates=[]).fine
+    assert "turned: 2 of 12 images, by their EXIF orientation" in str(report).splitlines()
     assert "turned" not in str(Learner("ncm").check(noisy(10, 1)))

@@ -23,13 +23,13 @@ def photographs(tmp_path_factory):
     """Image files of four digits: label -> files."""
     folder = tmp_path_factory.mktemp("photographs")
     train = load_dataset("digits", ".").train
-    found = {}
+    files = {}
     for label in range(4):
         images = train.images[train.targets == label][: 16 + label]
-        found[label] = [str(folder / f"{label}-{number}.png") for number in range(len(images))]
-        for path, image in zip(found[label], images, strict=True):
+        files[label] = [str(folder / f"{label}-{number}.png") for number in range(len(images))]
+        for path, image in zip(files[label], images, strict=True):
             Image.fromarray(image).save(path)
-    return found
+    return files
 
 
 def task(*groups):
@@ -56,8 +56,8 @@ def by_name(learner, files, names):
 
 def assert_equal(learner, reference, files):
     names = reference.classes
-    found, expected = by_name(learner, files, names), by_name(reference, files, names)
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    logits, expected = by_name(learner, files, names), by_name(reference, files, names)
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 def counts_of(learner, name="counts"):
@@ -156,8 +156,8 @@ def test_what_ds_al_cannot_take_out_is_said(photographs, capsys):
 def test_an_exemplar_gets_the_class_with_which_it_comes_again(name, photographs, capsys):
     p = photographs
     source = task((p[0], "zero"), (p[1], "one"))
-    own = {"memory_update": "task"} if name == "derpp" else {}
-    learner = learned(source, name=name, **FILES | own | {"memory_per_class": "all", "quiet": False})
+    keys = {"memory_update": "task"} if name == "derpp" else {}
+    learner = learned(source, name=name, **FILES | keys | {"memory_per_class": "all", "quiet": False})
     images = learner._held.train.images
     moved = [file for file in p[1][:4] if file in images]
     learner.learn(task((moved, "zero")))
@@ -182,8 +182,8 @@ def test_a_rejected_correction_changes_nothing(photographs):
     learner = taught("ncm", task((p[0], "zero"), (p[1], "one")))
     before, logits = learner._saved, learner.logits(everything(p))
     tests = task((p[0], "zero"), (p[1], "one"))
-    found = learner.learn(task((p[1], "zero"), (p[2], "two")), Accept(on=tests))
-    assert not found["accepted"] and learner._saved is before and torch.equal(learner.logits(everything(p)), logits)
+    line = learner.learn(task((p[1], "zero"), (p[2], "two")), Accept(on=tests))
+    assert not line["accepted"] and learner._saved is before and torch.equal(learner.logits(everything(p)), logits)
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
@@ -192,12 +192,12 @@ def test_a_rejected_correction_changes_nothing(photographs):
 @pytest.mark.parametrize("name", ["ncm", "replay"])
 def test_check_names_the_images_that_were_learned_with_another_class(name, photographs):
     p = photographs
-    own = {"adapt": False} if name == "ncm" else {"memory_per_class": 2}
-    learner = learned(task((p[0], "zero"), (p[1], "one")), name=name, **FILES | own)
-    found = learner.check(task((p[1][:4], "zero"), (p[2], "two")))
-    assert found.relabelled == [(file, "one") for file in p[1][:4]] and not found.fine
-    assert f"another class: {p[1][0]} was learned as 'one'" in str(found)
-    assert not found.duplicates and not learner.check(task((p[2], "two"))).relabelled
+    keys = {"adapt": False} if name == "ncm" else {"memory_per_class": 2}
+    learner = learned(task((p[0], "zero"), (p[1], "one")), name=name, **FILES | keys)
+    report = learner.check(task((p[1][:4], "zero"), (p[2], "two")))
+    assert report.relabelled == [(file, "one") for file in p[1][:4]] and not report.fine
+    assert f"another class: {p[1][0]} was learned as 'one'" in str(report)
+    assert not report.duplicates and not learner.check(task((p[2], "two"))).relabelled
 
 
 # ---- the heads -------------------------------------------------------------------------------------------------------
@@ -209,12 +209,12 @@ def relu_features(count, width, seed):
 
 def test_what_ranpac_holds_out_depends_on_the_image_alone_and_is_a_fifth():
     features, direction = relu_features(5000, 64, 0).double(), relu_features(1, 64, 1)[0].double() - 0.4
-    found = is_held_out(features, direction)
-    assert abs(found.float().mean() - 1 / HELD_OUT) < 0.02
-    assert torch.equal(is_held_out(features[7:99], direction), found[7:99])
+    held_out = is_held_out(features, direction)
+    assert abs(held_out.float().mean() - 1 / HELD_OUT) < 0.02
+    assert torch.equal(is_held_out(features[7:99], direction), held_out[7:99])
     assert not is_held_out(torch.zeros(3, 64).double(), direction).any()
     rounded = features.float().double() * (1 + 1e-7)
-    assert (is_held_out(rounded, direction) != found).float().mean() < 1e-3
+    assert (is_held_out(rounded, direction) != held_out).float().mean() < 1e-3
 
 
 def test_an_old_ranpac_without_counts_is_corrected_and_loses_no_class():
@@ -237,8 +237,8 @@ def test_an_old_ranpac_without_counts_is_corrected_and_loses_no_class():
 def test_the_counts_of_an_old_slda_are_found_where_it_has_them():
     head, old = (Discriminants(8, torch.float64, 1e-4) for _ in range(2))
     features, labels = relu_features(30, 8, 0), torch.arange(30) % 3
-    for each in (head, old):
-        each.grow(3)
+    for slda in (head, old):
+        slda.grow(3)
     head.add(features, labels)
     head.solve()
     state = head.state_dict()
@@ -256,16 +256,16 @@ def test_fecam_forgets_a_feature_that_only_images_taken_out_had(left):
     options = FeCAM.Options()
     wrong, right = relu_features(40, 24, 0), relu_features(left, 24, 1)
     right[:, :9] = 0
-    found, expected = (Mahalanobis(24, options, torch.float64) for _ in range(2))
-    for head in (found, expected):
+    corrected, expected = (Mahalanobis(24, options, torch.float64) for _ in range(2))
+    for head in (corrected, expected):
         head.grow(2)
         head.add(relu_features(9, 24, 2), torch.zeros(9, dtype=torch.int64))
     ones = torch.ones(40 + left, dtype=torch.int64)
-    found.add(torch.cat([wrong, right]), ones)
-    found.remove(wrong, ones[:40])
+    corrected.add(torch.cat([wrong, right]), ones)
+    corrected.remove(wrong, ones[:40])
     expected.add(right, ones[:left])
-    for head in (found, expected):
+    for head in (corrected, expected):
         head.solve()
     some = relu_features(20, 24, 3)
-    difference = (found(some) - expected(some)).abs().max()
+    difference = (corrected(some) - expected(some)).abs().max()
     assert difference < 1e-4 * expected(some).abs().max()

@@ -70,8 +70,8 @@ def test_where_there_is_bf16_a_learner_trains_in_it_and_predicts_in_fp32_as_its_
     learner.export(tmp_path / "exported")
     learner.save(tmp_path / "shelf")
     loaded = pycil_wsc.load_exported(tmp_path / "exported"), Learner.load(tmp_path / "shelf", quiet=True)
-    for each in (learner, *loaded):
-        torch.testing.assert_close(each.logits(images), expected, atol=1e-5, rtol=0)
+    for model in (learner, *loaded):
+        torch.testing.assert_close(model.logits(images), expected, atol=1e-5, rtol=0)
     asked = Learner.load(tmp_path / "shelf", quiet=True, precision="bf16").logits(images)
     assert (asked - expected).abs().max() > 1e-4, "bf16 where it is asked for"
 
@@ -88,12 +88,12 @@ def test_every_learner_predicts_the_same_when_its_folder_is_loaded(every, tmp_pa
     """To the bit, as it is the same network."""
     learner, images = every
     learner.export(tmp_path / "exported")
-    found = pycil_wsc.load_exported(tmp_path / "exported")
-    assert found.classes == learner.classes
-    assert torch.equal(found.logits(images), learner.logits(images))
-    assert np.array_equal(found.predict_proba(images), learner.predict_proba(images))
+    exported = pycil_wsc.load_exported(tmp_path / "exported")
+    assert exported.classes == learner.classes
+    assert torch.equal(exported.logits(images), learner.logits(images))
+    assert np.array_equal(exported.predict_proba(images), learner.predict_proba(images))
     if learner.config.model_name not in WITHOUT_FAMILIARITY:
-        assert np.array_equal(found.familiarity(images), learner.familiarity(images))
+        assert np.array_equal(exported.familiarity(images), learner.familiarity(images))
 
 
 WITHOUT_FAMILIARITY = ("ease", "mos")  # their features grow, and without exemplars there are none of old classes
@@ -135,9 +135,9 @@ def test_the_files_say_what_their_columns_are_and_what_is_done_to_an_image(repla
     for name in ("model.onnx", "model.pt2"):
         learner.export(tmp_path / name)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    found = {"classes": "", "transform": "", "temperature": ""}
-    torch.export.load(tmp_path / "model.pt2", extra_files=found)
-    for description in (session.get_modelmeta().custom_metadata_map, found):
+    extra_files = {"classes": "", "transform": "", "temperature": ""}
+    torch.export.load(tmp_path / "model.pt2", extra_files=extra_files)
+    for description in (session.get_modelmeta().custom_metadata_map, extra_files):
         assert json.loads(description["classes"]) == learner.classes
         assert json.loads(description["transform"]) == learner.transform.settings()
         assert json.loads(description["temperature"]) == 1
@@ -149,9 +149,9 @@ def test_a_program_and_its_temperature_give_the_probabilities(months, tmp_path):
     learner = learned(months[0], **QUICK, held_out=2)
     images = arrays(months[0], "test")[0]
     learner.export(tmp_path / "model.pt2")
-    found = {"temperature": ""}
-    program = torch.export.load(tmp_path / "model.pt2", extra_files=found).module()
-    temperature = json.loads(found["temperature"])
+    extra_files = {"temperature": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra_files).module()
+    temperature = json.loads(extra_files["temperature"])
     logits, _ = program(torch.stack([learner.transform(image) for image in images]))
     assert temperature != 1
     expected = learner.predict_proba(images)
@@ -176,7 +176,7 @@ def test_the_version_of_the_operators_may_be_chosen(replay, tmp_path, onnxruntim
 
     learner, images = replay
     learner.export(tmp_path / "model.onnx", opset=20)
-    opsets = {each.domain: each.version for each in onnx.load(tmp_path / "model.onnx").opset_import}
+    opsets = {opset.domain: opset.version for opset in onnx.load(tmp_path / "model.onnx").opset_import}
     assert opsets[""] == 20
     assert_predicts(by_onnxruntime(tmp_path / "model.onnx", onnxruntime), learner, images)
 

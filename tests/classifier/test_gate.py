@@ -66,8 +66,8 @@ def test_held_out_images_are_at_most_a_fifth_of_a_class_and_no_task_trains_on_th
         _, of_month = arrays(source)
         for name in set(of_month):
             shares[name] += min(3 - shares[name], (of_month == name).sum() // 5)
-    found = {name: (held_out.targets == label).sum() for label, name in enumerate(learner.classes)}
-    assert found == shares and set(shares.values()) <= {2, 3}
+    counts = {name: (held_out.targets == label).sum() for label, name in enumerate(learner.classes)}
+    assert counts == shares and set(shares.values()) <= {2, 3}
     content = {image.tobytes() for image in held_out.images}
     assert not content & {image.tobytes() for image in kept.images} and len(content) == len(held_out)
     whole = {image.tobytes(): name for image, name in zip(everything, names)}
@@ -87,7 +87,7 @@ def test_a_task_that_brings_its_old_images_again_trains_on_no_held_out_one(kind,
         first = month(tmp_path / "first.npz", ["ant", "cat"], 1, 10)
     learner = learned(first, held_out=2, **FILES | {"name": "replay", "memory_per_class": kept})
     before = contents(learner._saved.bookkeeping.held_out)
-    trained_on = {each for each in contents_of(first) if each not in before}
+    trained_on = {content for content in contents_of(first) if content not in before}
     if kind == "files":
         photos(tmp_path / "more", ["ant", "cat"], 2, 5)
         for path in (tmp_path / "more").rglob("*.png"):
@@ -154,8 +154,8 @@ def test_a_held_out_image_that_comes_again_with_another_class_is_held_out_no_lon
 def test_an_update_that_gives_the_held_out_images_other_classes_is_judged_on_those_of_before(months, january):
     learner = again(january)
     before = len(learner._saved.bookkeeping.held_out)
-    found = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0.02))
-    assert found["gate"]["on"] == "held-out images" and found["gate"]["old"]["images"] == before == 4
+    line = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0.02))
+    assert line["gate"]["on"] == "held-out images" and line["gate"]["old"]["images"] == before == 4
 
 
 def test_images_learned_before_any_was_held_out_are_not_held_out_later(months, tmp_path):
@@ -256,15 +256,15 @@ def test_the_calibration_error_is_a_mean_over_bins():
 
 def test_evaluate_tells_the_error_before_and_after_by_the_temperature_of_the_held_out_images(january, months):
     images, names = arrays(months[0], "test")
-    found = january.evaluate((images, names))
+    measures = january.evaluate((images, names))
     labels = np.array([january.classes.index(name) for name in names])
     held_out = january._saved.bookkeeping.held_out
     temperature = fitted_temperature(january.logits(held_out.images).numpy(), held_out.targets)
     logits = january.logits(images).numpy().astype(float)
     correct = logits.argmax(1) == labels
     before, after = (calibration_error(softmax(logits / t, axis=1).max(1), correct) for t in (1, temperature))
-    assert found["temperature"] == pytest.approx(temperature) != 1
-    assert (found["ece"]["before"], found["ece"]["after"]) == pytest.approx((before, after))
+    assert measures["temperature"] == pytest.approx(temperature) != 1
+    assert (measures["ece"]["before"], measures["ece"]["after"]) == pytest.approx((before, after))
     np.testing.assert_allclose(january.predict_proba(images), softmax(logits / temperature, axis=1))
     plain = learned(months[0], **QUICK).evaluate((images, names))
     assert plain["temperature"] == 1 and plain["ece"]["before"] == plain["ece"]["after"]
@@ -329,7 +329,7 @@ def test_with_few_images_the_level_is_that_of_the_page():
     for number, low, high in ((60, 0.03, 0.09), (150, 0.045, 0.085)):
         for drop in (0.02, 0.05):
             outcomes = [(lost, gained) for lost in range(40) for gained in range(40)]  # the rest has a chance of 1e-4
-            outcomes = np.array([each for each in outcomes if sum(each) <= number])
+            outcomes = np.array([pair for pair in outcomes if sum(pair) <= number])
             scores = np.array([drop_score(int(lost), int(gained), number, drop) for lost, gained in outcomes])
             counts = np.column_stack([outcomes, number - outcomes.sum(1)])[scores > norm.isf(0.05)]
             for second in (0, 0.01, 0.02, 0.05, 0.1):
@@ -362,9 +362,9 @@ def flags(right, number):
     ],
 )
 def test_what_is_accepted_and_why_not(keys, before, after, new, accepted, reason):
-    found = decided(pycil_wsc.Accept(**keys), (flags(before, 100), flags(after, 100)), flags(*new), 5)
-    assert found["accepted"] == accepted and reason in found["reason"]
-    gate = found["gate"]
+    decision = decided(pycil_wsc.Accept(**keys), (flags(before, 100), flags(after, 100)), flags(*new), 5)
+    assert decision["accepted"] == accepted and reason in decision["reason"]
+    gate = decision["gate"]
     assert gate["old"]["drop"] == before - after and (gate["new"] is None) == (new[1] == 0)
 
 
@@ -373,8 +373,8 @@ def test_new_classes_are_not_judged_on_images_that_a_good_model_may_miss(classes
     """One halfway between guessing and always right misses all of so many with a probability of at most 5 %."""
     none = np.zeros(0, bool)
     for count in range(1, 9):
-        found = decided(pycil_wsc.Accept(), (none, none), np.zeros(count, bool), classes)
-        assert found["accepted"] == (count < fewest) == ((0.5 - 0.5 / classes) ** count >= 0.05)
+        decision = decided(pycil_wsc.Accept(), (none, none), np.zeros(count, bool), classes)
+        assert decision["accepted"] == (count < fewest) == ((0.5 - 0.5 / classes) ** count >= 0.05)
 
 
 def test_limits_may_be_numpys_numbers(january, months):
@@ -399,9 +399,9 @@ def test_a_rejected_update_leaves_every_byte_and_says_why(months, january, tmp_p
     answers, history = learner.predict_proba(images), learner.history
     weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
     tests = arrays(months[0], "test")
-    found = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0.02, on=tests))
-    assert found["accepted"] is False and "the drop is at least" in found["reason"]
-    old = found["gate"]["old"]
+    line = learner.learn(ruined(months[0]), accept=pycil_wsc.Accept(max_drop=0.02, on=tests))
+    assert line["accepted"] is False and "the drop is at least" in line["reason"]
+    old = line["gate"]["old"]
     assert old["before"] == january.evaluate(tests)["accuracy"] > old["after"] and old["images"] == len(tests[0])
     assert bytes_of(learner) == before and learner.history == history
     assert np.array_equal(learner.predict_proba(images), answers)
@@ -416,14 +416,14 @@ def test_a_rejected_update_leaves_every_byte_and_says_why(months, january, tmp_p
 
 def test_an_accepted_update_is_that_without_a_gate_and_the_history_has_the_comparison(months, january):
     gated, plain = again(january), again(january)
-    found = gated.learn(months[1], accept=pycil_wsc.Accept(max_drop=0.9))
+    line = gated.learn(months[1], accept=pycil_wsc.Accept(max_drop=0.9))
     plain.learn(months[1])
     assert_same(gated, plain)
-    assert found["accepted"] and found == gated.history[-1] and "accepted" not in plain.history[-1]
-    gate = found["gate"]
+    assert line["accepted"] and line == gated.history[-1] and "accepted" not in plain.history[-1]
+    gate = line["gate"]
     assert gate["on"] == "held-out images" and gate["old"]["images"] == 4 and gate["new"]["images"] == 2
-    assert {"accuracies", "when", "seconds"} <= found.keys() and found["classes"] == ["bee"]
-    assert found["accuracies"]["new"] == gate["new"]["after"]
+    assert {"accuracies", "when", "seconds"} <= line.keys() and line["classes"] == ["bee"]
+    assert line["accuracies"]["new"] == gate["new"]["after"]
 
 
 def test_without_held_out_images_the_gate_says_that_the_exemplars_were_trained_on(months):

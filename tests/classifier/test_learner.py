@@ -61,7 +61,7 @@ def test_every_learner_learns_as_the_run_of_the_same_tasks_and_saving_between_ch
         assert not isinstance(value, torch.Tensor) or torch.equal(value, whole[key]), key
     for name in ("train_loss", "train_accuracy"):
         assert [line[name] for line in learner.history] == result[name]
-    images, names = (np.concatenate(each) for each in zip(*(arrays(source, "test") for source in months)))
+    images, names = (np.concatenate(parts) for parts in zip(*(arrays(source, "test") for source in months)))
     assert learner.evaluate((images, names))["accuracy"] == pytest.approx(result["last_acc"])
     assert set(learner.predict(images)) <= set(learner.classes) == classes
 
@@ -87,11 +87,11 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(january, tmp_path):
 def script(out, tasks, tested, queue):
     """A user's script; its output goes into ``queue``."""
     learner = Learner("wsc", **SMALL | {"epochs": 8, "batch_size": 16}, out=out)
-    found = []
+    accuracies = []
     for source in tasks:
         learner.learn(source)
-        found.append(learner.evaluate(tested)["accuracy"])
-    queue.put((found, learner._state["learner"]["network.head.weight"].sum().item()))
+        accuracies.append(learner.evaluate(tested)["accuracy"])
+    queue.put((accuracies, learner._state["learner"]["network.head.weight"].sum().item()))
 
 
 def in_a_process(*arguments):
@@ -103,7 +103,7 @@ def in_a_process(*arguments):
 
 @pytest.mark.slow
 def test_kill_9_within_learn_and_the_same_script_again_ends_with_the_same_numbers(months, tmp_path):
-    images, names = (np.concatenate(each) for each in zip(*(arrays(source, "test") for source in months)))
+    images, names = (np.concatenate(parts) for parts in zip(*(arrays(source, "test") for source in months)))
     whole, queue = in_a_process(tmp_path / "whole", months, (images, names))
     expected = queue.get(timeout=120)
     whole.join()
@@ -255,7 +255,7 @@ def test_a_task_that_is_learned_again_counts_the_cost_of_scoring_once(months):
     learner, once = (learned(*months[:2], wsc={"importance": "fisher", "average_every": 1}) for _ in range(2))
     with patch.object(Evaluator, "test", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         learner.learn(months[2])
-    passes = [each.learn(months[2])["importance_passes"] for each in (learner, once)]
+    passes = [one.learn(months[2])["importance_passes"] for one in (learner, once)]
     assert passes[0] == passes[1] > 0
 
 
@@ -421,8 +421,8 @@ def test_with_all_kept_the_memory_is_the_union_and_joint_trains_on_it(months, tm
 
 @pytest.mark.parametrize("name", ["replay", "er_ace", "gdumb"])
 def test_an_update_after_which_no_exemplar_would_be_left_is_refused_and_nothing_is_lost(name, months, tmp_path):
-    own = {"memory_update": "task"} if name == "er_ace" else {}
-    learner = learned(months[0], name=name, fixed_memory=False, memory_size=2, epochs=1, init_epoch=1, **own)
+    keys = {"memory_update": "task"} if name == "er_ace" else {}
+    learner = learned(months[0], name=name, fixed_memory=False, memory_size=2, epochs=1, init_epoch=1, **keys)
     images = arrays(months[0])[0]
     answers = learner.predict(images).tolist()
     with pytest.raises(UserError) as error:
@@ -532,8 +532,8 @@ def test_what_was_given_stays_at_load(months, tmp_path):
 
 def with_key(name, read):
     def read_more(*arguments):
-        found, version = read(*arguments)
-        return found._replace(config=found.config | {name: 1}), version
+        stored, version = read(*arguments)
+        return stored._replace(config=stored.config | {name: 1}), version
 
     return read_more
 
@@ -663,8 +663,8 @@ def test_bad_input_is_one_line(message):
 def test_what_was_never_learned_is_left_out_of_the_test_and_counted(months):
     learner = learned(months[0])
     images, names = arrays(months[1], "test")
-    found = learner.evaluate((images, names))
-    assert (found["images"], found["unknown"], list(found["classes"])) == (10, 10, ["cat"])
+    measures = learner.evaluate((images, names))
+    assert (measures["images"], measures["unknown"], list(measures["classes"])) == (10, 10, ["cat"])
     with pytest.raises(UserError, match="has no image of a learned class"):
         learner.evaluate((images[names == "bee"], names[names == "bee"]))
 
@@ -675,8 +675,8 @@ def test_a_folder_with_a_test_part_is_tested_on_it(tmp_path):
     photos(tmp_path / "both" / "val", ["ant"], 3, 5)
     both = f"folder:{tmp_path / 'both'}"
     assert learner.evaluate(both)["images"] == 5
-    found = learner.learn(photos(tmp_path / "february", ["bee"], 2), accept=pycil_wsc.Accept(max_drop=0.9, on=both))
-    assert found["gate"]["old"]["images"] == 5
+    line = learner.learn(photos(tmp_path / "february", ["bee"], 2), accept=pycil_wsc.Accept(max_drop=0.9, on=both))
+    assert line["gate"]["old"]["images"] == 5
 
 
 def test_lines_and_a_bar_unless_quiet(months, capsys):

@@ -95,8 +95,8 @@ def test_killed_at_any_moment_a_save_loses_neither_learner_and_the_next_one_leav
     for moment in range(100):
         folder = shutil.copytree(tmp_path / "shelf", tmp_path / f"killed-{moment}")
         alive = dies_at(moment, functools.partial(learner.save, folder, copied, versions=1))
-        found = Learner.load(folder, quiet=True)
-        assert labelled(found) == labelled(older if len(found.history) == 1 else learner)
+        loaded = Learner.load(folder, quiet=True)
+        assert labelled(loaded) == labelled(older if len(loaded.history) == 1 else learner)
         if alive:
             break
         killed += 1
@@ -113,7 +113,9 @@ def test_two_that_save_and_one_that_loads_never_meet_half_a_learner(tmp_path):
     one.save(tmp_path / "shelf", copy_images=True)
     context = multiprocessing.get_context("fork")
     seen_both = context.Event()
-    savers = [context.Process(target=_save_often, args=(each, tmp_path / "shelf", seen_both)) for each in (one, two)]
+    savers = [
+        context.Process(target=_save_often, args=(learner, tmp_path / "shelf", seen_both)) for learner in (one, two)
+    ]
     for saver in savers:
         saver.start()
     loaded = set()
@@ -147,7 +149,7 @@ def test_what_is_saved_outlives_the_images_where_they_are_copied(tmp_path):
     os.rename(tmp_path / "shelf", tmp_path / "elsewhere")
     other = Learner.load(tmp_path / "elsewhere", quiet=True)
     other.learn(tasks[1])
-    ours, theirs = (each._state["learner"]["network.head.weight"] for each in (learner, other))
+    ours, theirs = (one._state["learner"]["network.head.weight"] for one in (learner, other))
     assert torch.equal(ours, theirs) and other._held.train.images[0].startswith(
         str(tmp_path / "elsewhere" / "exemplars")
     )
@@ -178,9 +180,9 @@ def test_images_learned_by_a_relative_path_are_found_from_another_folder(tmp_pat
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     learner.save(tmp_path / "shelf")
-    found = Learner.load(tmp_path / "shelf", quiet=True)
-    found.learn(photos(tmp_path / "more", ["bee"], 2))
-    assert all(Path(path).is_file() for path in found._held.train.images)
+    loaded = Learner.load(tmp_path / "shelf", quiet=True)
+    loaded.learn(photos(tmp_path / "more", ["bee"], 2))
+    assert all(Path(path).is_file() for path in loaded._held.train.images)
 
 
 def test_an_exemplar_that_is_another_image_now_is_refused_by_name(tmp_path):
@@ -192,13 +194,13 @@ def test_an_exemplar_that_is_another_image_now_is_refused_by_name(tmp_path):
     os.rename(cats, tmp_path / "swapped")
     os.rename(ants, cats)
     os.rename(tmp_path / "swapped", ants)
-    for each in (learner, Learner.load(tmp_path / "names", quiet=True)):
+    for holder in (learner, Learner.load(tmp_path / "names", quiet=True)):
         with pytest.raises(UserError, match=r"january/(cat|ant)/\d.png: is another image than the exemplar that was"):
-            each.learn(february)
+            holder.learn(february)
         with pytest.raises(
             UserError, match=r"january/(cat|ant)/\d.png: is another image than the one that was learned"
         ):
-            each.save(tmp_path / "later", copy_images=True)
+            holder.save(tmp_path / "later", copy_images=True)
     first, *_, last = sorted((tmp_path / "copies" / "exemplars").iterdir())
     last.write_bytes(first.read_bytes())
     with pytest.raises(UserError, match=f"{last.name}: is another image than the exemplar that was learned; restore"):
@@ -363,7 +365,7 @@ def test_a_pipe_or_device_in_place_of_a_file_is_refused_and_nothing_waits(kind, 
     for place in ("versions/000001.safetensors", "versions/000007.safetensors", ".last_version"):
         (of_files / place).unlink(missing_ok=True)
         shutil.copy(odd, of_files / place, follow_symlinks=False) if kind == "device" else os.mkfifo(of_files / place)
-    assert [each["version"] for each in Learner.versions(of_files)] == [1]
+    assert [version["version"] for version in Learner.versions(of_files)] == [1]
     with pytest.raises(UserError, match="has no version 7; it has 1"):
         Learner.load(of_files, version=7)
     victim = tmp_path / "victim"

@@ -88,19 +88,19 @@ def by_definition(learner, images):
         return max(cosine(value - centre, mean - centre) for mean in means.values())
 
     held_out = [score(value) for value in values[kept.held_out]]
-    found = []
+    shares = []
     for value in learner.answers.classifier.features(images).astype(np.float64):
-        not_larger = sum(each <= score(value) for each in held_out)
-        found.append((not_larger + 1) / (len(held_out) + 1))
-    return np.array(found)
+        not_larger = sum(held_out_score <= score(value) for held_out_score in held_out)
+        shares.append((not_larger + 1) / (len(held_out) + 1))
+    return np.array(shares)
 
 
 def test_familiarity_is_the_share_of_held_out_images_that_are_no_nearer_to_a_class_mean(ncm, images):
     both = np.concatenate(images)[::5]
-    found = ncm.familiarity(both)
+    familiarity = ncm.familiarity(both)
     one = 1 / (ncm._saved.bookkeeping.features.held_out.sum() + 1)
-    assert np.abs(found - by_definition(ncm, both)).max() < 1.5 * one, "but for rounding, which may move one"
-    assert found.min() > 0 and found.max() <= 1
+    assert np.abs(familiarity - by_definition(ncm, both)).max() < 1.5 * one, "but for rounding, which may move one"
+    assert familiarity.min() > 0 and familiarity.max() <= 1
 
 
 def test_at_most_the_share_that_was_asked_for_is_refused_of_images_like_those_held_out():
@@ -151,11 +151,11 @@ def test_evaluate_counts_what_is_refused(ncm, images):
     labels[:10] = "ant"
     both = np.concatenate(images)
     familiarity = ncm.familiarity(both)
-    found = ncm.evaluate((both, labels), unknown=0.1)
+    measures = ncm.evaluate((both, labels), unknown=0.1)
     refused = familiarity <= 0.1
     is_known = labels != "new"
     right = ncm.predict(both) == labels
-    assert found["refused"] == pytest.approx(
+    assert measures["refused"] == pytest.approx(
         {
             "known": 100 * refused[is_known].mean(),
             "unknown": 100 * refused[~is_known].mean(),
@@ -164,7 +164,7 @@ def test_evaluate_counts_what_is_refused(ncm, images):
         }
     )
     plain = ncm.evaluate((both, labels))
-    assert plain == {name: value for name, value in found.items() if name != "refused"} and plain["unknown"] == 60
+    assert plain == {name: value for name, value in measures.items() if name != "refused"} and plain["unknown"] == 60
 
 
 def test_the_auroc_of_a_worked_example():
@@ -346,12 +346,12 @@ def test_features_follow_classes_that_are_removed_merged_and_relabelled(two_mont
     held = learner._saved.bookkeeping.held_out
     learner.relabel(held.images[held.targets == 0][:3], "bee")
     learner.remove("ant")
-    found = learner._saved.bookkeeping.features
+    features = learner._saved.bookkeeping.features
     never = learned((two_months[1]), **QUICK, **NCM)
-    assert found.labels.max() == 1 and len(found) < len(never._saved.bookkeeping.features) + 3 * PER_CLASS
+    assert features.labels.max() == 1 and len(features) < len(never._saved.bookkeeping.features) + 3 * PER_CLASS
     held = learner._saved.bookkeeping.held_out
     order = digests_of(held, {}).tolist()
-    aside = found.rows(found.held_out)
+    aside = features.rows(features.held_out)
     assert dict(zip(order, held.targets.tolist())) == dict(zip(aside.digests.tolist(), aside.labels.tolist()))
     assert len(learner.predict(images[0], unknown=0.1)) == len(images[0])
     learner.merge(["bee", "cat"], into="animal")
@@ -404,18 +404,18 @@ def test_an_export_of_the_format_before_has_no_familiarity(ncm, images, tmp_path
 
 
 def test_the_expected_accuracy_of_a_worked_example():
-    found = expected_accuracy(np.array([0.9, 0.5, 0.4]), np.array([True, True, False, True]))
-    assert found == (pytest.approx(60.0), 3, 75.0)
+    expected = expected_accuracy(np.array([0.9, 0.5, 0.4]), np.array([True, True, False, True]))
+    assert expected == (pytest.approx(60.0), 3, 75.0)
 
 
 def test_the_accuracy_to_expect_on_the_held_out_images_is_theirs(ncm, images):
     held_out = ncm._saved.bookkeeping.held_out
-    found = ncm.expected_accuracy(held_out.images)
+    expected = ncm.expected_accuracy(held_out.images)
     actual = 100 * (ncm.predict(held_out.images) == np.array(ncm.classes)[held_out.targets]).mean()
-    assert found.held_out == pytest.approx(actual)
-    assert found.accuracy == pytest.approx(100 * ncm.predict_proba(held_out.images).max(1).mean())
+    assert expected.held_out == pytest.approx(actual)
+    assert expected.accuracy == pytest.approx(100 * ncm.predict_proba(held_out.images).max(1).mean())
     noise = np.random.default_rng(0).integers(0, 256, images[0].shape).astype(np.uint8)
-    assert ncm.expected_accuracy(noise).accuracy <= found.accuracy
+    assert ncm.expected_accuracy(noise).accuracy <= expected.accuracy
     with pytest.raises(UserError, match="held_out=20"):
         without_features(ncm).expected_accuracy(images[0])
 
@@ -424,10 +424,10 @@ def test_check_tells_the_accuracy_to_expect(ncm, two_months, tmp_path):
     """On the images of known classes."""
     images, names = arrays(two_months[0], "test")
     new = np.concatenate([names[:-5], ["new"] * 5])
-    found = ncm.check((images, new))
+    report = ncm.check((images, new))
     wanted = ncm.expected_accuracy(images[:-5])
-    assert found.expected == pytest.approx(wanted)
-    assert f"accuracy: {wanted.accuracy:.0f} % by how confident the answers are, {wanted.held_out:.0f} %" in str(found)
+    assert report.expected == pytest.approx(wanted)
+    assert f"accuracy: {wanted.accuracy:.0f} % by how confident the answers are, {wanted.held_out:.0f} %" in str(report)
     learner = learned((images, names), **QUICK, name="ncm", adapt=False)
     assert learner.check((images, new)).expected is None
 

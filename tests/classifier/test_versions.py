@@ -60,18 +60,18 @@ def tasks_of(folder, version=None):
 def test_each_save_is_a_version_that_can_be_loaded(learners, saved):
     assert names(saved) == ["learner.safetensors", "versions/000001.safetensors", "versions/000002.safetensors"]
     for number, learner in enumerate(learners, 1):
-        found = Learner.load(saved, version=number)
-        assert_same(found, learner)
-        assert found.version == number
+        loaded = Learner.load(saved, version=number)
+        assert_same(loaded, learner)
+        assert loaded.version == number
     assert_same(Learner.load(saved), learners[2])
     listed = Learner.versions(saved)
-    assert [(each["version"], each["tasks"], each["present"]) for each in listed] == [
+    assert [(version["version"], version["tasks"], version["present"]) for version in listed] == [
         (1, 1, False),
         (2, 2, False),
         (3, 3, True),
     ]
-    for each, learner in zip(listed, learners):
-        assert each["classes"] == learner.classes and each["when"] == learner.history[-1]["when"]
+    for version, learner in zip(listed, learners):
+        assert version["classes"] == learner.classes and version["when"] == learner.history[-1]["when"]
     assert listed[2]["bytes"] == (saved / "learner.safetensors").stat().st_size
 
 
@@ -108,9 +108,9 @@ def test_only_so_many_versions_are_kept_and_the_copies_that_they_need(tmp_path):
     shutil.rmtree(tmp_path / "0")
     assert names(folder)[-2:] == ["learner.safetensors", "versions/000003.safetensors"]
     for version, content in ((3, contents[2]), (4, contents[3])):
-        found = Learner.load(folder, version=version)
-        assert labelled(found) == content
-        assert all(path.startswith(str(folder)) for path in found._held.train.images)
+        loaded = Learner.load(folder, version=version)
+        assert labelled(loaded) == content
+        assert all(path.startswith(str(folder)) for path in loaded._held.train.images)
     needed = {image for content in contents[2:] for _, image in content}
     assert len(os.listdir(folder / "exemplars")) == len(needed)
     learner.save(folder, versions=1, copy_images=True)
@@ -137,7 +137,7 @@ def test_rollback_goes_back_one_version_here_and_in_the_folder_and_keeps_the_one
     with pytest.raises(UserError, match="shelf: has no version before 1 to go back to"):
         learner.rollback()
     learner.save(shelf)
-    assert learner.version == 4 and [each["version"] for each in Learner.versions(shelf)] == [1, 2, 3, 4]
+    assert learner.version == 4 and [version["version"] for version in Learner.versions(shelf)] == [1, 2, 3, 4]
     learner.rollback()
     assert learner.version == 3 and len(learner.history) == 3, "the version with the number before"
 
@@ -151,7 +151,7 @@ def test_rollback_goes_to_the_version_that_was_learned_from_and_not_to_a_rejecte
     learner.rollback()  # the second version is rejected
     learner.learn(months[2])
     learner.save(shelf, versions=2)
-    assert [each["version"] for each in Learner.versions(shelf)] == [1, 3], "the rejected one was removed first"
+    assert [version["version"] for version in Learner.versions(shelf)] == [1, 3], "the rejected one was removed first"
     learner.rollback()
     assert learner.version == 1
     assert_same(learner, learners[0])
@@ -272,10 +272,10 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_learn
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        found = Learner.load(folder, quiet=True)
-        assert_same(found, learners[len(found.history) - 1])
-        kept = [each["version"] for each in Learner.versions(folder)]
-        assert len(kept) >= 3 and kept[-1] == found.version
+        loaded = Learner.load(folder, quiet=True)
+        assert_same(loaded, learners[len(loaded.history) - 1])
+        kept = [version["version"] for version in Learner.versions(folder)]
+        assert len(kept) >= 3 and kept[-1] == loaded.version
         assert {tasks_of(folder, number) for number in kept[:-1]} <= {1, 2, 3}
     learners[2].save(folder)
     assert_same(Learner.load(folder, quiet=True), learners[2])
@@ -299,7 +299,7 @@ def test_killed_at_any_moment_the_folder_has_the_old_or_the_new_learner_and_no_v
         now, old = Learner.load(folder, quiet=True), learners[2]
         states.add(now.version)
         assert_same(now, {2: learners[1], 3: old, 4: learners[0]}[now.version])
-        kept = {each["version"] for each in Learner.versions(folder)}
+        kept = {version["version"] for version in Learner.versions(folder)}
         assert kept >= ({3} if change == "save and drop" else {1, 2, 3})
         for number in kept & {1, 2, 3}:
             assert tasks_of(folder, number) == number
@@ -371,8 +371,8 @@ def again_and_again(call, threads=1):
             yield
         finally:
             stop.set()
-        for each in loops:
-            each.result()
+        for future in loops:
+            future.result()
 
 
 @pytest.mark.parametrize("change", ["reload", "rollback"])
@@ -412,12 +412,12 @@ def test_a_thread_that_asks_while_another_learns_disturbs_nothing(learners, shel
     images, more = arrays_of(learners), month(tmp_path / "more.npz", ["bee"], 9)
     quiet, asked = Learner.load(shelf, quiet=True), Learner.load(shelf, quiet=True)
     quiet.learn(more)
-    before, found = asked.predict_proba(images), []
-    with again_and_again(lambda: found.append(asked.answers.predict_proba(images))):
+    before, probabilities = asked.predict_proba(images), []
+    with again_and_again(lambda: probabilities.append(asked.answers.predict_proba(images))):
         asked.learn(more)
     assert_same(asked, quiet)
     after = quiet.predict_proba(images)
-    assert found and all(np.array_equal(rows, before) or np.array_equal(rows, after) for rows in found)
+    assert probabilities and all(np.array_equal(rows, before) or np.array_equal(rows, after) for rows in probabilities)
 
 
 class Dropping(Tiny):
@@ -514,7 +514,7 @@ def test_a_damaged_present_version_is_called_damaged_and_its_number_is_not_used_
         with pytest.raises(UserError, match=message) as error:
             ask()
         assert "\n" not in str(error.value)
-    assert [each["version"] for each in Learner.versions(shelf)] == [1, 2] and learner.version == 3
+    assert [version["version"] for version in Learner.versions(shelf)] == [1, 2] and learner.version == 3
     other = Learner.load(shelf, quiet=True, version=2)  # which does not know that there was a third
     other.save(shelf)
     assert other.version == 4 and tasks_of(shelf) == 2

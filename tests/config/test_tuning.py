@@ -135,14 +135,14 @@ def test_the_held_out_part_is_taken_once_for_runs_that_share_it(settings, monkey
 
     monkeypatch.setattr("pycil_wsc.data.configured.hold_out", noted)
     data = Datasets()
-    found = [
+    datasets = [
         data.of(resolve(settings | {"validation_split": 0.25, "lrate": rate, "seed": seed}))
         for seed in (1, 2)
         for rate in (0.1, 0.2, 0.3)
     ]
-    assert seen == [1, 2] and found[0] is found[2] is not found[3]
-    assert data.of(resolve(settings | {"validation_split": 0.25, "seed": 2, "memory_per_class": 5})) is found[3]
-    assert len(data.of(resolve(settings | {"validation_split": 0.5, "seed": 2})).test) == 2 * len(found[3].test)
+    assert seen == [1, 2] and datasets[0] is datasets[2] is not datasets[3]
+    assert data.of(resolve(settings | {"validation_split": 0.25, "seed": 2, "memory_per_class": 5})) is datasets[3]
+    assert len(data.of(resolve(settings | {"validation_split": 0.5, "seed": 2})).test) == 2 * len(datasets[3].test)
 
 
 def test_a_run_refuses_a_data_set_without_its_held_out_part(settings):
@@ -229,8 +229,8 @@ def test_the_best_trial_of_each_method_is_named_and_its_configuration_written(tm
         ("replay", "3", "lrate=0.1 weight_decay=0.0005"),
         ("wsc", "3", "wsc.retain=0.5 wsc.blend=0.25"),
     }
-    found = {(line["method"], line["column"]): float(line["mean"]) for line in lines}
-    assert found == {
+    means = {(line["method"], line["column"]): float(line["mean"]) for line in lines}
+    assert means == {
         ("replay", "best trial"): 73,
         ("replay", "median of the trials"): 70,
         ("replay", "worst trial"): 64.5,
@@ -312,7 +312,9 @@ def test_trials_are_ranked_by_the_number_that_is_shown(tmp_path, undrawn):
     and 52, though that of 60, 60 and 50 is more than that of 58.5, 58.5 and 52.
     """
     values = {0.1: {(1, 20): 50.0, (1, 200): 70.0, (2, 20): 50.0}, 0.2: {(1, 20): 52.0, (1, 200): 65.0, (2, 20): 52.0}}
-    runs = [trial("replay", value, *run, lrate=rate) for rate, found in values.items() for run, value in found.items()]
+    runs = []
+    for rate, of_rate in values.items():
+        runs += [trial("replay", value, *run, lrate=rate) for run, value in of_rate.items()]
     synthetic.write(tmp_path, *runs)
     page = report.write_report(tmp_path)
     assert json.loads((page.parent / "tuned_replay.json").read_text())["lrate"] == 0.2
@@ -354,7 +356,7 @@ def test_trials_on_a_part_of_the_data_are_apart_and_obsolete_choices_go(tmp_path
         and not {"tuned_wsc.json", "tuned_replay.json"} & {path.name for path in files}
     )
     chosen = [json.loads(path.read_text()) for path in files if "wsc" in path.name]
-    assert {(each.get("max_tasks"), each["wsc.retain"]) for each in chosen} == {(None, 0.5), (2, 0.9)}
+    assert {(config.get("max_tasks"), config["wsc.retain"]) for config in chosen} == {(None, 0.5), (2, 0.9)}
 
 
 @pytest.mark.slow
@@ -376,8 +378,8 @@ def test_validation_and_test_accuracy_never_meet_in_a_table_or_figure(tmp_path, 
     assert not [path for path in (page.parent / "figures").iterdir() if "validation" in path.name]
     assert "tested on 10 % held out of the training data" in page.read_text()
     text = report.result_table([*TRIALS, *tested])
-    (own,) = (block for block in text.split("\n\n") if "held out" not in block)
-    assert "71.00" in own and "72.00" in own and "73.00" not in own
+    (of_test,) = (block for block in text.split("\n\n") if "held out" not in block)
+    assert "71.00" in of_test and "72.00" in of_test and "73.00" not in of_test
     assert "held out of the training data" in report.result_table(TRIALS)
 
 
@@ -409,11 +411,10 @@ def test_the_winners_configuration_runs_at_other_memory_sizes_on_the_test_set(se
     )
     printed = capsys.readouterr().out
     assert "average accuracy on held-out training data" in printed and "tested on 25 % held out" in printed
-    found = list(results(settings).values())
+    all_results = list(results(settings).values())
     for name, key in (("replay", "lrate"), ("wsc", "wsc.retain")):
-        best = max(
-            (result for result in found if result["config"]["model_name"] == name), key=lambda result: result["avg_acc"]
-        )
+        of_method = [result for result in all_results if result["config"]["model_name"] == name]
+        best = max(of_method, key=lambda result: result["avg_acc"])
         path, out = tmp_path / "runs" / "run" / "report" / f"tuned_{name}.json", tmp_path / f"tuned-{name}"
         assert (
             main(["--config", str(path), "--set", "memory_per_class=[2,6]", "--out", str(out), "--device", "cpu"]) == 0

@@ -35,7 +35,7 @@ OPTIONS = {
     "task_arithmetic": [{"scale": 0.4}],
     "magmax": [{"scale": 0.5}],
 }
-BY_TENSOR = [(name, options) for name, each in OPTIONS.items() for options in each]  # each tensor for itself
+BY_TENSOR = [(name, options) for name, choices in OPTIONS.items() for options in choices]  # each tensor for itself
 METHODS = MERGES | {"ties": Ties}
 EVERY = [*BY_TENSOR, ("ties", {"scale": 0.6, "keep": 0.3})]
 
@@ -53,20 +53,20 @@ def state(seed, dtype=torch.float32):
 
 def merged(name, start, states, **options):
     merge = METHODS[name](start, **options)
-    for each in states:
-        merge.update(each)
+    for state_of_task in states:
+        merge.update(state_of_task)
     return merge.result()
 
 
 def batch(name, start, states, options):
     """The method's definition, of one tensor of each model, all at once."""
-    vectors = torch.stack([each - start for each in states])
+    vectors = torch.stack([state_of_task - start for state_of_task in states])
     if name == "avg_offline" or options.get("decay", 0) is None:
         return torch.stack(states).mean(0)
     if name == "avg_online":
         decay, count = options["decay"], len(states)
         shares = [decay ** (count - 1 - t) * (1 - decay if t else 1) for t in range(count)]
-        return sum(share * each for share, each in zip(shares, states))
+        return sum(share * state_of_task for share, state_of_task in zip(shares, states))
     if name == "task_arithmetic":
         return start + options["scale"] * vectors.sum(0)
     if name == "magmax":
@@ -74,8 +74,8 @@ def batch(name, start, states, options):
         return start + options["scale"] * vectors.gather(0, latest[None])[0]
     origin = start if options["space"] == "task_vectors" else torch.zeros_like(start)
     running = states[0] - origin
-    for each in states[1:]:
-        running = slow_slerp(running, each - origin, options["weight"])
+    for state_of_task in states[1:]:
+        running = slow_slerp(running, state_of_task - origin, options["weight"])
     return origin + running
 
 
@@ -91,7 +91,7 @@ def test_streamed_is_batch(name, options, count):
     result = merged(name, start, states, **options)
     assert list(result) == list(start)
     for key in ("embed", "norm", "head"):
-        expected = batch(name, start[key].double(), [each[key].double() for each in states], options)
+        expected = batch(name, start[key].double(), [state_of_task[key].double() for state_of_task in states], options)
         torch.testing.assert_close(result[key], expected.float(), rtol=1e-5, atol=1e-6)
 
 
@@ -101,9 +101,9 @@ def test_integers_come_from_the_last_and_ties_stay_ties(name, options):
     merge = METHODS[name](start, **options)
     start["norm"].zero_()  # tasks train in place: what was taken in must not follow
     for t in (1, 2):
-        each = state(t)
-        merge.update(each)
-        for tensor in each.values():
+        merged_state = state(t)
+        merge.update(merged_state)
+        for tensor in merged_state.values():
             tensor.zero_()
     result = merge.result()
     assert result["steps"] == 2 and result["steps"].dtype == torch.int64
@@ -118,7 +118,7 @@ def test_integers_come_from_the_last_and_ties_stay_ties(name, options):
 def test_bf16_is_merged_in_fp32_and_rounded_once(name, options):
     start, states = state(0, torch.bfloat16), [state(t, torch.bfloat16) for t in range(1, 9)]
     result = merged(name, start, states, **options)
-    wide = merged(name, widened(start), [widened(each) for each in states], **options)
+    wide = merged(name, widened(start), [widened(state_of_task) for state_of_task in states], **options)
     for key in ("embed", "norm"):
         assert result[key].dtype == torch.bfloat16 and torch.equal(result[key], wide[key].bfloat16())
 
@@ -141,14 +141,14 @@ def test_a_sum_that_bf16_would_lose_is_kept():
 def test_saved_and_loaded_goes_on_as_if_it_had_not_stopped(name, options, tmp_path):
     start, states = state(0), [state(t) for t in range(1, 5)]
     merge = METHODS[name](start, **options)
-    for each in states[:2]:
-        merge.update(each)
+    for state_of_task in states[:2]:
+        merge.update(state_of_task)
     torch.save(merge.state_dict(), tmp_path / "merge.pt")
     again = METHODS[name](start, **options)
     again.load_state_dict(torch.load(tmp_path / "merge.pt", weights_only=True))
-    for each in states[2:]:
-        merge.update(each)
-        again.update(each)
+    for state_of_task in states[2:]:
+        merge.update(state_of_task)
+        again.update(state_of_task)
     assert again.count == 4
     for key, tensor in merge.result().items():
         assert torch.equal(again.result()[key], tensor)
@@ -184,7 +184,7 @@ def test_ties_is_the_papers_trimmed_elected_and_disjoint_mean(keep, scale):
     """The whole model is trimmed at once, so a tensor may keep all of its changes or none."""
     start, states = state(0), [state(t) for t in range(1, 6)]
     result = merged("ties", start, states, scale=scale, keep=keep)
-    expected = twins.ties(flat(start), [flat(each) for each in states], keep, scale)
+    expected = twins.ties(flat(start), [flat(state_of_task) for state_of_task in states], keep, scale)
     torch.testing.assert_close(torch.tensor(flat(result)), torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 

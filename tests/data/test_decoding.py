@@ -69,7 +69,7 @@ def test_images_without_alpha_and_orientation_are_what_pillow_converts_them_to(m
         pytest.skip("there is no such file")
     with Image.open(path) as image:
         expected = np.asarray(image.convert("RGB"))
-    assert all(np.array_equal(found, expected) for found in seen_from(path))
+    assert all(np.array_equal(pixels, expected) for pixels in seen_from(path))
 
 
 @pytest.mark.parametrize("exif", ["upright", "camera", "damaged", "out of range"])
@@ -83,7 +83,7 @@ def test_neither_are_those_whose_exif_data_turn_nothing(exif, tmp_path):
     photos(tmp_path, ["image.jpg"], Image.fromarray(COLOURS), {"exif": content})
     with Image.open(tmp_path / "image.jpg") as image:
         expected = np.asarray(image.convert("RGB"))
-    assert all(np.array_equal(found, expected) for found in seen_from(tmp_path / "image.jpg"))
+    assert all(np.array_equal(pixels, expected) for pixels in seen_from(tmp_path / "image.jpg"))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
@@ -96,10 +96,10 @@ def test_a_transparent_image_is_put_on_white(mode, suffix, tmp_path):
     Image.fromarray(np.concatenate([colours, ALPHA], -1), mode).save(path, lossless=True, exact=True)
     share = ALPHA / 255.0
     expected = np.broadcast_to(share * colours + (1 - share) * 255, (6, 10, 3))
-    for found in seen_from(path):
-        assert np.abs(found - expected).max() <= 1  # rounded
-        assert (found[ALPHA[..., 0] == 0] == 255).all()
-        assert (found == colours)[ALPHA[..., 0] == 255].all()
+    for pixels in seen_from(path):
+        assert np.abs(pixels - expected).max() <= 1  # rounded
+        assert (pixels[ALPHA[..., 0] == 0] == 255).all()
+        assert (pixels == colours)[ALPHA[..., 0] == 255].all()
 
 
 @pytest.mark.parametrize("kind", ["palette", "palette of alphas", "gif", "one colour", "one grey"])
@@ -116,7 +116,7 @@ def test_so_is_one_whose_transparency_is_not_a_channel(kind, tmp_path):
         transparent = bytes([0, 255]) if kind == "palette of alphas" else 0
     image.save(path, transparency=transparent)
     expected = np.array([255, 200])[pixels]
-    assert all(np.array_equal(found, np.stack([expected] * 3, -1)) for found in seen_from(path))
+    assert all(np.array_equal(pixels, np.stack([expected] * 3, -1)) for pixels in seen_from(path))
 
 
 def test_pictures_that_look_the_same_have_the_same_pixels():
@@ -143,7 +143,7 @@ def test_a_photograph_is_turned_as_its_exif_data_say(orientation, suffix, tmp_pa
     with Image.open(path) as image:
         expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     assert expected.shape == ((10, 6, 3) if orientation > 4 else (6, 10, 3))
-    assert all(np.array_equal(found, expected) for found in seen_from(path))
+    assert all(np.array_equal(pixels, expected) for pixels in seen_from(path))
 
 
 def test_an_image_is_not_turned_twice(tmp_path):
@@ -295,13 +295,13 @@ def test_learn_says_what_was_left_out(mixed, tmp_path, capsys):
 
 def test_check_says_so_and_pictures_that_cannot_be_read_are_a_finding(mixed, tmp_path):
     learner = learned(f"folder:{mixed}", **FILES)
-    found = learner.check(f"folder:{mixed}")
-    assert found.left_out == {".jp2": 2, ".txt": 1, "": 1} and f"left out: {NUMBERS}" in str(found).splitlines()
-    assert not found.fine
+    report = learner.check(f"folder:{mixed}")
+    assert report.left_out == {".jp2": 2, ".txt": 1, "": 1} and f"left out: {NUMBERS}" in str(report).splitlines()
+    assert not report.fine
     photos(tmp_path / "fine", [f"a/{number}.png" for number in range(5)])
     (tmp_path / "fine" / "a" / "notes.txt").touch()
-    found = learner.check(f"folder:{tmp_path / 'fine'}")
-    assert found.fine and "left out: 1 .txt" in str(found).splitlines()
+    report = learner.check(f"folder:{tmp_path / 'fine'}")
+    assert report.fine and "left out: 1 .txt" in str(report).splitlines()
     (tmp_path / "fine" / "a" / "5.heic").touch()
     assert learner.check(f"folder:{tmp_path / 'fine'}").fine == (".heic" in suffixes())
 
@@ -400,10 +400,10 @@ def test_a_jpeg_of_too_many_pixels_is_decoded_at_reduced_size(mode, tmp_path, sm
     Image.fromarray(smooth).convert(mode).save(path, quality=95)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = decode(str(path))
-    assert found.size == (11, 8), "the first of a half, a quarter and an eighth with at most 100 pixels"
+        image = decode(str(path))
+    assert image.size == (11, 8), "the first of a half, a quarter and an eighth with at most 100 pixels"
     expected = Image.fromarray(smooth).convert(mode).convert("RGB").reduce(4)
-    assert np.abs(np.asarray(found).astype(int) - np.asarray(expected))[:7, :10].max() <= 8
+    assert np.abs(np.asarray(image).astype(int) - np.asarray(expected))[:7, :10].max() <= 8
 
 
 def test_it_is_learned_cached_and_turned_as_any_other(tmp_path, small_limit):

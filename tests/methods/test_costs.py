@@ -68,17 +68,17 @@ def counted(method, folder):
         settings |= {"proj_hidden_dim": 512, "memory_per_class": 0}
     settings |= {"exemplars": "random"}  # which costs less to choose, and as much to train on
     settings |= {"prefix": "costs"} | SECOND_PHASES.get(method, {})
-    found = []
+    costs = []
 
     class Monitored(Monitor):
         def task_started(self, task):
-            found.append([])
+            costs.append([])
 
     class Counted(StepCost):
         def __setattr__(self, name, value):
             super().__setattr__(name, value)
             if name == "per_image" or value:  # most methods do nothing before a step
-                found[-1].append(value)
+                costs[-1].append(value)
 
     growing = method in (*EXPANDING, "replay")
     settings |= {"max_tasks": TRAINED if growing else 2}
@@ -98,17 +98,17 @@ def counted(method, folder):
         patch.setattr("pycil_wsc.training.loop.StepCost", Counted)
         for task in manager.tasks:
             learner.learn(task, Monitored())
-    return expanded(found) if growing else found[:1] + found[1:] * (TASKS - 1)
+    return expanded(costs) if growing else costs[:1] + costs[1:] * (TASKS - 1)
 
 
-def expanded(found):
+def expanded(costs):
     """The costs of all tasks from those of the first four: a polynomial of degree two from the second task on.
 
     Each task adds a block, and the head has an entry for each pair of a class and a feature of a block.
     """
     trained = np.arange(1, TRAINED)
-    polynomial = np.polyfit(trained, np.array(found[1:]), 2)  # (3, phases)
-    return found[:1] + [np.polyval(polynomial, task) for task in range(1, TASKS)]
+    polynomial = np.polyfit(trained, np.array(costs[1:]), 2)  # (3, phases)
+    return costs[:1] + [np.polyval(polynomial, task) for task in range(1, TASKS)]
 
 
 def whole_run(costs, method, memory):
@@ -120,7 +120,7 @@ def whole_run(costs, method, memory):
     for task in range(1, TASKS):
         images = 10 * SAMPLES + 10 * task * memory
         epochs = [values[key] for key in configured_learner(config).Plan.epoch_keys]
-        total += sum(each * images * cost for each, cost in zip(epochs, costs[method][task], strict=True))
+        total += sum(number * images * cost for number, cost in zip(epochs, costs[method][task], strict=True))
     return total
 
 
@@ -240,7 +240,7 @@ def test_costs_of_a_whole_run_are_those_of_the_schedules(costs):
     for names, cells in table("docs/methods.md", "method | at 20 exemplars per class").items():
         for name in names.split(", "):
             over = [whole_run(costs, name, memory) / whole_run(costs, "replay", memory) for memory in (20, 500)]
-            assert [f"{each:.1f}" for each in over] == cells, name
+            assert [f"{ratio:.1f}" for ratio in over] == cells, name
 
 
 def test_the_readmes_costs_are_the_largest_of_each_family(costs):
@@ -255,7 +255,7 @@ def test_the_readmes_costs_are_the_largest_of_each_family(costs):
         if registry.learners[names[0]].Plan.tunes:  # another network: methods/pretrained has these
             continue
         trained = [relative(costs, name) * IMAGES.get(name, 1) for name in names if name in METHODS]
-        largest = f"{round(max(each.max() for each in trained), 1):g}"
-        least = f"{round(min(each[:, 0].min() for each in trained), 1):g}"
+        largest = f"{round(max(of_method.max() for of_method in trained), 1):g}"
+        least = f"{round(min(of_method[:, 0].min() for of_method in trained), 1):g}"
         assert cost == (largest if largest == least else f"up to {largest}"), family
     assert set(METHODS) - {name for names in named.values() for name in names} == {"replay of tagfex"}

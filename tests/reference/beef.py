@@ -22,60 +22,60 @@ def fused(older, own_head, scales, shifts, sizes):
 
 def pseudo_targets(targets, sizes):
     """An earlier task is one class; the new classes follow."""
-    found = []
+    labels = []
     for target in targets.tolist():
         end = 0
         for task, size in enumerate(sizes):
             first, end = end, end + size
             if first <= target < end:
-                found.append(task if task < len(sizes) - 1 else len(sizes) - 1 + target - first)
-    return torch.tensor(found)
+                labels.append(task if task < len(sizes) - 1 else len(sizes) - 1 + target - first)
+    return torch.tensor(labels)
 
 
-def logits_of(block, own, energy, images):
+def logits_of(block, head, energy, images):
     features = block(images)
-    return torch.cat([linear(features, own.weight, own.bias), linear(features, energy.weight, energy.bias)], 1)
+    return torch.cat([linear(features, head.weight, head.bias), linear(features, energy.weight, energy.bias)], 1)
 
 
-def samples(block, own, energy, images, noise):
+def samples(block, head, energy, images, noise):
     """Three steps that lower the energy of the upside-down images, all of a batch at once."""
     training = block.training
     block.eval()
     points = images.flip(2).flip(3)
     for step in range(3):
         points = points.detach().requires_grad_(True)
-        probabilities = logits_of(block, own, energy, points).softmax(1)
-        objective = torch.log(probabilities[:, own.out_features :].sum())
+        probabilities = logits_of(block, head, energy, points).softmax(1)
+        objective = torch.log(probabilities[:, head.out_features :].sum())
         (gradient,) = torch.autograd.grad(objective, points)
         points = points - 0.01 * gradient + 0.001 * noise[step]
     block.train(training)
     return points.detach()
 
 
-def energy_loss(block, own, energy, points, targets, own_targets):
+def energy_loss(block, head, energy, points, targets, own_targets):
     """No sample is compared with the classes of the whole batch, whose logits are all but zero."""
-    logits = logits_of(block, own, energy, points)
+    logits = logits_of(block, head, energy, points)
     total = 0.0
     for row, target in enumerate(targets.tolist()):
         values = []
         for column in range(logits.shape[1]):
             values.append(torch.tensor(1e-9) if column in own_targets.tolist() else logits[row, column])
-        wanted = values[own.out_features + target]
+        wanted = values[head.out_features + target]
         total = total - wanted + torch.stack(values).logsumexp(0)
     return total / len(targets)
 
 
-def loss(block, own, energy, images, targets, sizes, noise, alignment, weight):
+def loss(block, head, energy, images, targets, sizes, noise, alignment, weight):
     """The loss of the newest block, whose forward passes come in this order: batch norm counts both."""
     own_targets = pseudo_targets(targets, sizes)
     features = block(images)
-    logits = linear(features, own.weight, own.bias)
+    logits = linear(features, head.weight, head.bias)
     if len(sizes) > 1:
-        aligned = [logits[:, each] / alignment for each in range(len(sizes) - 1)]
+        aligned = [logits[:, task] / alignment for task in range(len(sizes) - 1)]
         logits = torch.stack([*aligned, *logits[:, len(sizes) - 1 :].unbind(1)], 1)
     classification = cross_entropy(logits, own_targets)
-    points = samples(block, own, energy, images, noise)
-    return classification + weight * energy_loss(block, own, energy, points, targets, own_targets)
+    points = samples(block, head, energy, images, noise)
+    return classification + weight * energy_loss(block, head, energy, points, targets, own_targets)
 
 
 def cosine(first, epochs):

@@ -9,24 +9,24 @@ def inserted(kind, values):
     blocks = sorted({name.partition(".")[0] for name in values})
     of = {block: {n.partition(".")[2]: v for n, v in values.items() if n.startswith(f"{block}.")} for block in blocks}
     if kind == "Prefix":
-        return {"prefixes": {int(block): prefix(own) for block, own in of.items()}}
+        return {"prefixes": {int(block): prefix(module) for block, module in of.items()}}
     if kind == "LoRA":
-        return {"lora": {int(block): products(own) for block, own in of.items()}}
-    return {"adapters": {int(block): adapter(own) for block, own in of.items()}}
+        return {"lora": {int(block): products(module) for block, module in of.items()}}
+    return {"adapters": {int(block): adapter(module) for block, module in of.items()}}
 
 
-def prefix(own):
-    keys, values = own["keys"] * own["key_scale"], own["values"] * own["value_scale"]
+def prefix(module):
+    keys, values = module["keys"] * module["key_scale"], module["values"] * module["value_scale"]
     return {"keys": keys, "values": values, "calibrated": True}
 
 
-def products(own):
-    return [own[f"scale.{part}"] * (own[f"up.{part}"] @ own[f"down.{part}"]) for part in range(2)]
+def products(module):
+    return [module[f"scale.{part}"] * (module[f"up.{part}"] @ module[f"down.{part}"]) for part in range(2)]
 
 
-def adapter(own):
+def adapter(module):
     names = {"down": "down.weight", "b": "down.bias", "up": "up.weight", "c": "up.bias", "factor": "scale"}
-    return {short: own[name] for short, name in names.items()} | {"mode": "branch", "place": "attn", "act": gelu}
+    return {short: module[name] for short, name in names.items()} | {"mode": "branch", "place": "attn", "act": gelu}
 
 
 def averaged(average, values, decay):

@@ -4,13 +4,13 @@ import math
 
 
 def norm(vector):
-    return math.sqrt(sum(each**2 for each in vector))
+    return math.sqrt(sum(value**2 for value in vector))
 
 
 def log_softmax(logits):
     largest = max(logits)
-    total = math.log(sum(math.exp(each - largest) for each in logits))
-    return [each - largest - total for each in logits]
+    total = math.log(sum(math.exp(logit - largest) for logit in logits))
+    return [logit - largest - total for logit in logits]
 
 
 def aligned_loss(logits, targets, sizes, temperature):
@@ -22,7 +22,7 @@ def aligned_loss(logits, targets, sizes, temperature):
             norms.append(norm(row[start : start + size]) + 1e-7)
             start += size
         scale = sum(norms) / len(norms) * temperature
-        total -= log_softmax([each / scale for each in row])[target]
+        total -= log_softmax([logit / scale for logit in row])[target]
     return total / len(targets)
 
 
@@ -41,25 +41,25 @@ def reweighted(ours, distilled, received, old, gamma):
     norms = [norm(row[:-1]) for row in ours]
     sums = [before + now for before, now in zip(received, norms, strict=True)]
     if not old:
-        weights = [min(sums) / each for each in sums]
-        return [[weight * each for each in row] for weight, row in zip(weights, ours, strict=True)], sums
+        weights = [min(sums) / total for total in sums]
+        return [[weight * value for value in row] for weight, row in zip(weights, ours, strict=True)], sums
     first, second = sums[:old], sums[old:]
     balance = (sum(second) / len(second)) / (sum(first) / len(first))
-    weights = [min(first) / each * min(1, balance) for each in first]
-    weights += [min(second) / each * min(1, balance * math.exp(-gamma * old / len(sums))) for each in second]
-    length = norm([weight * each for weight, each in zip(weights, norms, strict=True)])
+    weights = [min(first) / total * min(1, balance) for total in first]
+    weights += [min(second) / total * min(1, balance * math.exp(-gamma * old / len(sums))) for total in second]
+    length = norm([weight * length_of_row for weight, length_of_row in zip(weights, norms, strict=True)])
     ratio = length / norm([norm(row[:-1]) for row in distilled])
-    found = [[weight * each for each in row] for weight, row in zip(weights, ours, strict=True)]
+    gradient = [[weight * value for value in row] for weight, row in zip(weights, ours, strict=True)]
     for label, row in enumerate(distilled):
-        found[label] = [each + ratio * other for each, other in zip(found[label], row, strict=True)]
-    return found, sums
+        gradient[label] = [value + ratio * other for value, other in zip(gradient[label], row, strict=True)]
+    return gradient, sums
 
 
 def transported(rows, plan, share):
     """DUCT's old rows, moved by ``share`` towards the new ``rows`` as ``plan`` (new, old) transports them."""
     old, new = rows
-    found = []
+    moved_rows = []
     for number, row in enumerate(old):
         moved = [sum(plan[i][number] * new[i][d] for i in range(len(new))) for d in range(len(row))]
-        found.append([(1 - share) * each + share * other for each, other in zip(row, moved, strict=True)])
-    return found
+        moved_rows.append([(1 - share) * value + share * other for value, other in zip(row, moved, strict=True)])
+    return moved_rows

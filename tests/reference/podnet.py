@@ -4,29 +4,29 @@ import math
 
 
 def unit(vector):
-    length = math.sqrt(sum(each**2 for each in vector))
-    return [each / max(length, 1e-12) for each in vector]
+    length = math.sqrt(sum(value**2 for value in vector))
+    return [value / max(length, 1e-12) for value in vector]
 
 
 def logit(features, proxies, scale):
     """The scaled sum of the cosines to a class's proxies, weighted by their softmax."""
     direction = unit(features)
     cosines = [sum(a * b for a, b in zip(direction, unit(proxy))) for proxy in proxies]
-    total = sum(math.exp(each) for each in cosines)
-    return scale * sum(math.exp(each) / total * each for each in cosines)
+    total = sum(math.exp(cosine) for cosine in cosines)
+    return scale * sum(math.exp(cosine) / total * cosine for cosine in cosines)
 
 
 def pycil_nca(logits, target, margin=0.6):
     """The margin is subtracted from every logit; the target's own term of the denominator is exp(0)."""
-    shifted = [each - margin for each in logits]
-    shifted = [each - max(shifted) for each in shifted]
-    terms = [math.exp(0.0 if label == target else each) for label, each in enumerate(shifted)]
+    shifted = [logit - margin for logit in logits]
+    shifted = [logit - max(shifted) for logit in shifted]
+    terms = [math.exp(0.0 if label == target else logit) for label, logit in enumerate(shifted)]
     return -(shifted[target] - math.log(sum(terms)))
 
 
 def paper_nca(logits, target, scale, margin):
     """Equation 8 of the paper, whose scores are cosines: the scale multiplies the margin, too."""
-    others = sum(math.exp(each) for label, each in enumerate(logits) if label != target)
+    others = sum(math.exp(logit) for label, logit in enumerate(logits) if label != target)
     return max(0.0, -math.log(math.exp(logits[target] - scale * margin) / others))
 
 

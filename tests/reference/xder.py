@@ -28,14 +28,14 @@ class Xder:
     @contextlib.contextmanager
     def untracked(self, wanted=True):
         """Running statistics are put back."""
-        norms = [each for each in self.network.modules() if isinstance(each, torch.nn.BatchNorm2d)]
-        before = [(each.running_mean, each.running_var) for each in norms]
+        norms = [norm for norm in self.network.modules() if isinstance(norm, torch.nn.BatchNorm2d)]
+        before = [(norm.running_mean, norm.running_var) for norm in norms]
         if wanted:
-            for each in norms:
-                each.running_mean, each.running_var = each.running_mean.clone(), each.running_var.clone()
+            for norm in norms:
+                norm.running_mean, norm.running_var = norm.running_mean.clone(), norm.running_var.clone()
         yield
-        for each, (mean, var) in zip(norms, before, strict=True):
-            each.running_mean, each.running_var = mean, var
+        for norm, (mean, var) in zip(norms, before, strict=True):
+            norm.running_mean, norm.running_var = mean, var
 
     def head_of(self, label):
         return next(number for number, (start, end) in enumerate(self.heads) if start <= label < end)
@@ -69,8 +69,8 @@ class Xder:
                 rows = [(row, int(label)) for row, label in zip(outputs, labels)] + once
                 gaps = []
                 for row, label in rows:
-                    own = self.heads[self.task if "present head" in self.mistakes else self.head_of(label)]
-                    gaps.append(row[end:].max() + options["constr_margin"] - row[own[0] : own[1]].max())
+                    span = self.heads[self.task if "present head" in self.mistakes else self.head_of(label)]
+                    gaps.append(row[end:].max() + options["constr_margin"] - row[span[0] : span[1]].max())
                 loss = loss + options["constr_eta"] * mean_above(gaps)
         if options["past_constraint"] and self.task:
             gaps = []
@@ -135,15 +135,15 @@ class Xder:
 
     def distances(self, outputs, drawn, later):
         stored = torch.stack([self.memory[slot][2] for slot in drawn])
-        found = []
+        distances = []
         for start, end in later:
             for view in range(outputs.shape[1]):
                 products = []
                 for rows in (outputs[:, view, start:end], stored[:, start:end]):
                     product = rows @ rows.T
                     products.append(product / product.abs().sum(1, keepdim=True))
-                found.append((products[0] - products[1]).norm() ** 2 / len(drawn) ** 2)
-        return torch.stack(found).mean()
+                distances.append((products[0] - products[1]).norm() ** 2 / len(drawn) ** 2)
+        return torch.stack(distances).mean()
 
     # ---- after a task ------------------------------------------------------------------------------------------------
 

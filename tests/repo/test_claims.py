@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 from scipy.stats import kendalltau, ttest_1samp
 from support import synthetic
-from support.pages import rows_after, shown_in
+from support.pages import numbers_beside, rows_after, shown_in
 
 from pycil_wsc.config.loading import load
 from pycil_wsc.results import Record
@@ -70,30 +70,30 @@ def shifted(differences, share_40=0.0):
     ],
 )
 def test_the_verdict_is_that_of_the_interval_of_paired_differences(differences, accepts, verdict):
-    found = findings.finding(replace(A_OVER_B, accepts=accepts), table(shifted(differences)))
-    assert found.verdict == verdict
+    finding = findings.finding(replace(A_OVER_B, accepts=accepts), table(shifted(differences)))
+    assert finding.verdict == verdict
     if len(differences) > 1:
-        mean, half = findings.interval(found.seeds)
+        mean, half = findings.interval(finding.seeds)
         expected = ttest_1samp(differences, 0).confidence_interval(0.95)
         assert (mean - half, mean + half) == pytest.approx((expected.low, expected.high))
 
 
 def test_the_difference_is_the_mean_over_the_sizes_of_the_memory():
-    found = findings.finding(A_OVER_B, table(shifted([1, 2, 3], share_40=10)))
-    assert found.seeds.tolist() == [6, 7, 8]
-    assert found.ours.to_numpy().tolist() == [[1, 11], [2, 12], [3, 13]]
+    finding = findings.finding(A_OVER_B, table(shifted([1, 2, 3], share_40=10)))
+    assert finding.seeds.tolist() == [6, 7, 8]
+    assert finding.ours.to_numpy().tolist() == [[1, 11], [2, 12], [3, 13]]
 
 
 def test_a_seed_counts_once_all_its_runs_are_there():
     values = shifted([4, 5, 6, 4, 5])
     values["a"][40][3:] = [None, None]
-    found = findings.finding(A_OVER_B, table(values))
-    assert found.seeds.index.tolist() == [0, 1, 2] and (found.runs, found.all_runs) == (18, 20)
-    assert claims.summary(found)[-1] == "seen (3 seeds)"
-    assert found.ours[4].count() == 5, "the table of sizes uses all"
+    finding = findings.finding(A_OVER_B, table(values))
+    assert finding.seeds.index.tolist() == [0, 1, 2] and (finding.runs, finding.all_runs) == (18, 20)
+    assert claims.summary(finding)[-1] == "seen (3 seeds)"
+    assert finding.ours[4].count() == 5, "the table of sizes uses all"
     values["a"][40][1:] = [None] * 4
-    found = findings.finding(A_OVER_B, table(values))
-    assert claims.summary(found)[3:] == ("", "", "not run yet (16 of 20 runs)")
+    finding = findings.finding(A_OVER_B, table(values))
+    assert claims.summary(finding)[3:] == ("", "", "not run yet (16 of 20 runs)")
 
 
 def test_groups_stand_for_their_mean_or_for_their_best_at_each_size():
@@ -175,16 +175,16 @@ def test_holms_correction_takes_the_smallest_probabilities_first():
     """Of p = .0005, .014, .03 and .04, the first two are below .05 / 4 and .05 / 3, and the third is not below .05 / 2;
     the fourth, below .05, falls with it. One of .5 was not told from 0 before either.
     """
-    found = []
+    all_findings = []
     for chance in (0.03, 0.0005, 0.5, 0.014, 0.04):
         seeds = np.array([-1.0, -0.5, 0, 0.5, 1])
         seeds += stats.t.isf(chance / 2, 4) * seeds.std(ddof=1) / 5**0.5
         claim = replace(A_OVER_B, text=f"p = {chance:g}", shares=(4,))
-        found.append(findings.finding(claim, table({"a": {4: seeds}, "b": {4: [0] * 5}})))
-    four = [each for each in found if each.claim.text != "p = 0.5"]
+        all_findings.append(findings.finding(claim, table({"a": {4: seeds}, "b": {4: [0] * 5}})))
+    four = [finding for finding in all_findings if finding.claim.text != "p = 0.5"]
     assert findings.by_chance(four) == (4, ["p = 0.03", "p = 0.04"])
-    assert findings.by_chance(found) == (5, ["p = 0.014", "p = 0.03", "p = 0.04"])
-    assert findings.by_chance(found[1:2]) == (1, [])
+    assert findings.by_chance(all_findings) == (5, ["p = 0.014", "p = 0.03", "p = 0.04"])
+    assert findings.by_chance(all_findings[1:2]) == (1, [])
 
 
 def test_first_tasks_are_compared_within_a_seed_between_runs_that_train_them_alike():
@@ -210,7 +210,7 @@ OTHERS = [  # beside which the keys of one run vary
 
 def rows(*records):
     """The rows of a table that has these runs and others."""
-    runs = [(f"run {number}", each) for number, each in enumerate((*records, *OTHERS))]
+    runs = [(f"run {number}", one) for number, one in enumerate((*records, *OTHERS))]
     return rows_of(runs)[: len(records)]
 
 
@@ -243,16 +243,16 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
         }
         for task in range(10)
     ]
-    found = record(analyses=analyses)
-    found.data["train_accuracy"] = [[10.0, 20.0 + task] for task in range(10)]
-    found.data["train_flops"] = 3e9
-    line = findings.table_of(rows(found)).iloc[0]
+    run = record(analyses=analyses)
+    run.data["train_accuracy"] = [[10.0, 20.0 + task] for task in range(10)]
+    run.data["train_flops"] = 3e9
+    line = findings.table_of(rows(run)).iloc[0]
     assert (line["cosine"], line["gradient"], line["drift"]) == pytest.approx((0.5, 10, 5))
     for measure, curves in (("loss", "train_loss"), ("trained", "train_accuracy")):
-        assert line[measure] == pytest.approx(np.mean([values[-1] for values in found.data[curves][1:]]))
-    assert (line["first"], line["later"]) == pytest.approx((found.curve[0], np.mean(found.curve[1:])))
+        assert line[measure] == pytest.approx(np.mean([values[-1] for values in run.data[curves][1:]]))
+    assert (line["first"], line["later"]) == pytest.approx((run.curve[0], np.mean(run.curve[1:])))
     assert [line[name] for name in ("average", "newest", "forgetting", "flops")] == [
-        found.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
+        run.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
     ]
     assert findings.table_of(rows(record()))[["cosine", "gradient", "drift"]].isna().all(axis=None), (
         "a run without analyses has none"
@@ -299,9 +299,9 @@ def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
     replay = findings.by_seed(findings.table_of(recorded()), "average")
     span = (replay["replay@100"] - replay["replay@4"]).mean()
     assert f"{span:.1f} in the runs, with five" in note
-    found = [run for run in recorded() if not run.get("operations_like")]
-    hours = sum(run["seconds"] for run in found) / 3600
-    main = [run for run in found if findings.row_name(run) in findings.EIGHT and run["memory"]]
+    plain_runs = [run for run in recorded() if not run.get("operations_like")]
+    hours = sum(run["seconds"] for run in plain_runs) / 3600
+    main = [run for run in plain_runs if findings.row_name(run) in findings.EIGHT and run["memory"]]
     hours_of_main = sum(run["seconds"] for run in main) / 3600
     assert len(main) == 320 and f"[{hours / 2:.1f} hours](" in note
     assert f"`exps/studies/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
@@ -315,7 +315,7 @@ def test_the_page_counts_the_tasks_in_which_bic_loses_the_newest_classes():
         later = [[*row[:-1], value] for row, value in zip(data["matrix"][1:], newest, strict=True)]
         runs.append(Record.of(data | {"matrix": [data["matrix"][0], *later]}))
     text = " ".join(details.of_bic(rows(*runs)).split())
-    assert "(11 % of later tasks)" in text and details.of_bic(rows(*runs[:1])) == ""
+    assert "11" in numbers_beside(text, "later tasks") and details.of_bic(rows(*runs[:1])) == ""
 
 
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
@@ -325,9 +325,9 @@ def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
         repetitions = draws.normal(findings.detectable(seeds) * half_width, 1, (100_000, seeds))
         detected = ttest_1samp(repetitions, 0, axis=1).confidence_interval(0.95).low > 0
         assert detected.mean() == pytest.approx(0.8, abs=0.01)
-    found = findings.finding(replace(A_OVER_B, shares=(4,)), table(shifted([1, 2, 3, 2, 2])))
+    finding = findings.finding(replace(A_OVER_B, shares=(4,)), table(shifted([1, 2, 3, 2, 2])))
     half = np.diff(ttest_1samp([1, 2, 3, 2, 2], 0).confidence_interval(0.95))[0] / 2
-    assert claims.summary(found)[4] == f"{1.355 * half:.2f}"
+    assert claims.summary(finding)[4] == f"{1.355 * half:.2f}"
 
 
 @pytest.mark.slow
@@ -356,8 +356,8 @@ def runs_with(values, **columns):
     """A table of runs from {row: (average of each seed, training accuracy, training images, classes)}, at 40 %."""
     tables = []
     for row, (averages, trained, images, classes) in values.items():
-        own = {"newest": 1.0, "trained": trained, "images": images, "classes": classes}
-        tables.append(table({row: {40: averages}}, **own | columns))
+        measures = {"newest": 1.0, "trained": trained, "images": images, "classes": classes}
+        tables.append(table({row: {40: averages}}, **measures | columns))
     runs = pd.concat(tables)
     runs["newest"] += runs["average"]
     return runs
@@ -390,30 +390,31 @@ OF_RULES = findings.Claim("Blending is ahead of A", [("wsc",)], [("wsc reset=a",
 )
 def test_a_claim_that_the_runs_cannot_decide_is_not_tested(monkeypatch, claim, values, why):
     monkeypatch.setattr(findings, "RESET_GAIN", replace(findings.RESET_GAIN, shares=(40,)))
-    found = findings.finding(replace(claim, shares=(40,)), runs_with(values))
-    assert found.untested == why
-    assert (found.verdict == "not tested here") == bool(why) and found.outcome != "not tested here"
+    finding = findings.finding(replace(claim, shares=(40,)), runs_with(values))
+    assert finding.untested == why
+    assert (finding.verdict == "not tested here") == bool(why) and finding.outcome != "not tested here"
 
 
 @pytest.mark.slow
 def test_the_page_says_why_claims_are_not_tested_and_which_verdicts_may_be_due_to_chance():
     runs = findings.table_of(recorded())
-    found = [findings.finding(claim, runs) for claim in claims.CLAIMS]
+    all_findings = [findings.finding(claim, runs) for claim in claims.CLAIMS]
     text = claims.PAGE.read_text(encoding="utf-8")
-    for each in found:
+    for finding in all_findings:
         (row,) = (
             line
             for line in text.splitlines()
-            if line.startswith(f"| {each.claim.text} |") or line.startswith(f"| {each.claim.text} (")
+            if line.startswith(f"| {finding.claim.text} |") or line.startswith(f"| {finding.claim.text} (")
         )
-        assert row.endswith(f"| {each.untested} |" if each.untested else "|") and (each.verdict in row or each.untested)
-    reasons = Counter(each.untested for each in found if each.untested)
+        assert row.endswith(f"| {finding.untested} |" if finding.untested else "|")
+        assert finding.verdict in row or finding.untested
+    reasons = Counter(finding.untested for finding in all_findings if finding.untested)
     _, _, rules = text.partition("## Not tested here")
     assert set(reasons) == set(re.findall(r"^- \*(\w+)\*: the", rules, re.MULTILINE))
     tested = {
-        each.claim.text: ttest_1samp(each.seeds, 0).pvalue
-        for each in found
-        if each.claim.accepts == (0, inf) and not each.untested
+        finding.claim.text: ttest_1samp(finding.seeds, 0).pvalue
+        for finding in all_findings
+        if finding.claim.accepts == (0, inf) and not finding.untested
     }
     ordered = sorted(tested, key=tested.get)
     rejected = 0
@@ -423,7 +424,7 @@ def test_the_page_says_why_claims_are_not_tested_and_which_verdicts_may_be_due_t
     marked = {
         re.sub(r" \(added\)", "", line.split("|")[1].strip()) for line in text.splitlines() if ", not by Holm" in line
     }
-    assert marked == fallen and f"Holm's correction for {len(tested)} tests" in text
+    assert marked == fallen and str(len(tested)) in numbers_beside(text, "Holm's correction")
 
 
 def test_the_detailed_page_begins_with_the_training_accuracies_of_the_runs_and_of_the_papers_schedule():
@@ -436,8 +437,8 @@ def test_the_detailed_page_begins_with_the_training_accuracies_of_the_runs_and_o
         full += [task[-1] for task in run["train_accuracy"][1:]]
     _, lines = rows_after(details.PAGE, "## Why plasticity is not tested")
     assert lines == [[details.NETWORKS[row], f"{np.mean(last[row]):.0f}"] for row in details.TRAINED]
-    said = " ".join(details.PAGE.read_text(encoding="utf-8").split())
-    assert f"Replay ends its later tasks at {min(full):.1f} % or above" in said
+    page = details.PAGE.read_text(encoding="utf-8")
+    assert f"{min(full):.1f}" in numbers_beside(page, "the paper's schedule", "Replay", "tasks")
     assert min(full) > findings.CONVERGED > max(map(np.mean, last.values()))
 
 
@@ -450,12 +451,11 @@ def test_the_command_on_top_of_the_page_has_the_runs_of_the_claim():
         and "exps/studies/night/ablation.json --set memory_per_class=1" in text
         and len(settings["seed"]) == 5
     )
-    found = findings.by_seed(findings.table_of(recorded()), "average")
-    gains = found["wsc@4"] - found["replay@4"]
+    averages = findings.by_seed(findings.table_of(recorded()), "average")
+    gains = averages["wsc@4"] - averages["replay@4"]
     low, high = ttest_1samp(gains, 0).confidence_interval(0.95)
-    said = " ".join(text.split())
-    assert f"its standard error: here, {gains.mean():+.2f} ± {gains.sem():.2f} points" in said
-    assert f"The 95 % interval is ± {(high - low) / 2:.2f}." in said
+    assert f"{gains.mean():+.2f} ± {gains.sem():.2f} points" in text
+    assert f"{(high - low) / 2:.2f}" in numbers_beside(text, "95 % interval")
 
 
 def test_the_table_of_imagenet100_has_cells_of_all_seeds(tmp_path, monkeypatch):
@@ -486,7 +486,7 @@ def test_all_runs_of_the_file_are_recorded_and_the_page_says_how_long_they_took(
         (run.method, run.memory_per_class, run.seed) for run in planned_runs
     }
     hours = sum(run["seconds"] for run in recorded_runs) / 2 / 3600
-    assert f"Its 96 runs took {hours:.1f} hours of two cores." in PAPER_PAGE.read_text(encoding="utf-8")
+    assert numbers_beside(PAPER_PAGE.read_text(encoding="utf-8"), "hours of two cores") == ["96", f"{hours:.1f}"]
 
 
 def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
@@ -504,11 +504,11 @@ def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
 
 @pytest.mark.slow
 def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
-    found = recorded()
-    assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(found))), (
+    runs = recorded()
+    assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(runs))), (
         "run results/studies/night/claims.py"
     )
-    claims_figure.draw(tmp_path / "figure.svg", found)
+    claims_figure.draw(tmp_path / "figure.svg", runs)
     assert shown_in(tmp_path / "figure.svg") == shown_in(claims_figure.IMAGE)
 
 
@@ -529,7 +529,8 @@ def test_the_night_files_are_complete():
     files = {path.stem: path for path in NIGHT.glob("*.json") if not path.stem.startswith("trials")}
     runs = {name: load(path) for name, path in files.items() if name not in second}
     folders = {
-        name: Counter(json.dumps(config.to_dict(), sort_keys=True) for config in found) for name, found in runs.items()
+        name: Counter(json.dumps(config.to_dict(), sort_keys=True) for config in configs)
+        for name, configs in runs.items()
     }
     everything = folders.pop("all")
     assert set(everything) == set().union(*folders.values())
@@ -544,7 +545,7 @@ def test_the_night_files_are_complete():
     assert {row[1] for row in papers} - not_in_the_paper == {row[1] for row in small} - {""}
     counts = {Path(file.strip("`")).stem: int(count.replace(",", "")) for _, _, file, count in small}
     runs |= {name: load(files[name]) for name in second}
-    assert counts == {name: len(found) for name, found in runs.items()}
+    assert counts == {name: len(configs) for name, configs in runs.items()}
 
 
 def test_fresh_weights_are_trained_as_replays_are():

@@ -40,9 +40,9 @@ def run(tmp_path, name, *arguments, shorter=()):
 
 
 def test_the_examples_are_these_and_short():
-    found = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert found.keys() == COPIED | {"serve"}
-    assert max(found[name] for name in COPIED) <= LONGEST
+    lengths = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert lengths.keys() == COPIED | {"serve"}
+    assert max(lengths[name] for name in COPIED) <= LONGEST
 
 
 def test_the_pages_name_every_example():
@@ -63,9 +63,9 @@ def test_own_data_are_swept_over_methods_and_memory_sizes(tmp_path):
     (tmp_path / "runs/own_data").mkdir(parents=True)
     (tmp_path / "runs/own_data/report").touch()  # no report, which takes longer than the runs
     run(tmp_path, "own_data", *sets(QUICK))
-    made = {(each["config"]["model_name"], each["config"]["memory_per_class"]) for each in results(tmp_path)}
+    made = {(result["config"]["model_name"], result["config"]["memory_per_class"]) for result in results(tmp_path)}
     assert made == {("replay", 10), ("replay", 100), ("wsc", 10), ("wsc", 100)}
-    assert not any(each["config"]["flip"] for each in results(tmp_path))
+    assert not any(result["config"]["flip"] for result in results(tmp_path))
 
 
 @pytest.mark.slow
@@ -77,10 +77,10 @@ def test_a_method_of_ones_own_is_trained_as_any_other(tmp_path):
     keys += ["init_lr=0.1", "lrate=0.1"]
     config = ["--config", ROOT / "exps/quickstart.json"]
     run(tmp_path, "own_method", *config, *sets(keys))
-    replay = [each for each in results(tmp_path) if each["config"]["model_name"] == "replay"]
+    replay = [result for result in results(tmp_path) if result["config"]["model_name"] == "replay"]
     none, two = sorted(
-        (each for each in results(tmp_path) if each["config"]["model_name"] == "focal"),
-        key=lambda each: each["config"]["gamma"],
+        (result for result in results(tmp_path) if result["config"]["model_name"] == "focal"),
+        key=lambda result: result["config"]["gamma"],
     )
     assert none["train_loss"][0] == pytest.approx(replay[0]["train_loss"][0])
     assert two["train_loss"][0][0] < none["train_loss"][0][0]

@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import pytest
+from support.pages import numbers_beside
 from support.small_runs import Command, results, uncounted, write
 
 import pycil_wsc.report  # noqa: F401  once, before the forks
@@ -64,4 +66,5 @@ def test_two_tasks_of_an_array_job_share_the_runs_and_do_each_once(sweep, tmp_pa
 
 def test_the_page_says_what_a_task_does_at_its_time_limit():
     """``test_ctrl_c_and_sigterm_say_how_to_go_on`` checks it."""
-    assert "At the limit, Slurm sends SIGTERM. The command stops with exit code 130" in PAGE.read_text()
+    (item,) = re.findall(r"^- \*\*Time limits\.\*\*.*", PAGE.read_text(), re.MULTILINE)
+    assert "SIGTERM" in item and "130" in numbers_beside(item, "exit code")

@@ -40,17 +40,17 @@ def test_what_is_saved_is_loaded(tmp_path):
         "empty": [{}, (), torch.empty(0, 4), torch.empty(0, dtype=torch.int64).expand(0)],
         "of one": {"a.b": parameter, "a": {"b": parameter}, "view": parameter[:, 1:]},
         "images": images,
-        "types": [torch.ones(3, dtype=each) for each in (torch.bool, torch.uint8, torch.float64, torch.float16)],
+        "types": [torch.ones(3, dtype=dtype) for dtype in (torch.bool, torch.uint8, torch.float64, torch.float16)],
     }
     save_state(tmp_path / "state", state)
-    found = load_state(tmp_path / "state")
-    assert found["numbers"] == state["numbers"] and math.copysign(1, found["numbers"][1]) == -1
-    assert found["by number"] == state["by number"] and found["empty"][:2] == [{}, ()]
-    assert found["empty"][2].shape == (0, 4) and found["empty"][3].dtype == torch.int64
-    assert torch.equal(found["of one"]["a.b"], parameter) and torch.equal(found["of one"]["a"]["b"], parameter)
-    assert torch.equal(found["of one"]["view"], parameter[:, 1:])
-    assert torch.equal(found["images"], images) and found["images"].stride() == images.stride()
-    assert [each.dtype for each in found["types"]] == [each.dtype for each in state["types"]]
+    loaded = load_state(tmp_path / "state")
+    assert loaded["numbers"] == state["numbers"] and math.copysign(1, loaded["numbers"][1]) == -1
+    assert loaded["by number"] == state["by number"] and loaded["empty"][:2] == [{}, ()]
+    assert loaded["empty"][2].shape == (0, 4) and loaded["empty"][3].dtype == torch.int64
+    assert torch.equal(loaded["of one"]["a.b"], parameter) and torch.equal(loaded["of one"]["a"]["b"], parameter)
+    assert torch.equal(loaded["of one"]["view"], parameter[:, 1:])
+    assert torch.equal(loaded["images"], images) and loaded["images"].stride() == images.stride()
+    assert [tensor.dtype for tensor in loaded["types"]] == [tensor.dtype for tensor in state["types"]]
 
 
 def test_what_no_state_may_contain_is_refused(tmp_path):

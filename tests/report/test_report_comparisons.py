@@ -41,9 +41,9 @@ def test_methods_with_epochs_of_their_own_are_compared_where_each_has_one_schedu
     runs = [record(name, init_epoch=first, epochs=later) for name, (first, later) in epochs.items()]
     assert len(group_runs(runs)[0]) == 1
     short = [record(name, init_epoch=20, epochs=4) for name in epochs]
-    found = group_runs([*runs, *short])[0]
-    assert [{member.method for member in group.records} for group in found] == [set(epochs)] * 2
-    assert sorted(group.conditions["init_epoch"] for group in found) == [20, 200]
+    groups = group_runs([*runs, *short])[0]
+    assert [{member.method for member in group.records} for group in groups] == [set(epochs)] * 2
+    assert sorted(group.conditions["init_epoch"] for group in groups) == [20, 200]
 
 
 def test_what_is_compared_does_not_depend_on_the_order_of_the_folders():
@@ -51,19 +51,19 @@ def test_what_is_compared_does_not_depend_on_the_order_of_the_folders():
     epochs = [("replay", 200, 70), ("replay", 20, 7), ("icarl", 200, 170), ("icarl", 200, 70)]
     runs = [record(name, init_epoch=first, epochs=later) for name, first, later in epochs]
 
-    def found(records):
+    def comparisons(records):
         groups = group_runs(records)[0]
-        members = [sorted((each.method, each.config["epochs"]) for each in group.records) for group in groups]
+        members = [sorted((member.method, member.config["epochs"]) for member in group.records) for group in groups]
         return [*zip(members, (group.variants_of for group in groups))]
 
-    assert found(runs) == found(runs[::-1])
+    assert comparisons(runs) == comparisons(runs[::-1])
 
 
 def test_a_method_trained_in_a_way_of_its_own_stands_beside_its_other_runs_alone():
     runs = [record("replay"), record("wsc"), record("replay", lrate=0.3)]
-    main, own = group_runs(runs)[0]
-    assert {member.method for member in main.records} == {"replay", "wsc"} and own.variants_of == ["replay"]
-    assert sorted(names_of(own).values()) == ["replay lrate=0.1", "replay lrate=0.3"]
+    main, apart = group_runs(runs)[0]
+    assert {member.method for member in main.records} == {"replay", "wsc"} and apart.variants_of == ["replay"]
+    assert sorted(names_of(apart).values()) == ["replay lrate=0.1", "replay lrate=0.3"]
 
 
 def test_a_row_that_differs_in_more_than_the_studys_subject_is_never_bold(tmp_path, undrawn):
@@ -85,10 +85,8 @@ def test_the_keys_that_methods_have_defaults_of_their_own_for_do_not_part_compar
     # The rates, batches or heads of these differ from all others', and RMM counts its memory in total: so their tables
     # are their own.
     apart = {"fetril", "gdumb", "rmm-icarl", "rmm-foster", "mer", "lucir", "slca", "slca_cofima", "dgr", "duct"}
-    shared = [  # another backbone is another table anyway
-        own for name, own in defaults.items() if "convnet_type" not in own and name not in apart
-    ]
-    keys = {name for own in shared for name in own if name in KEYS}
+    apart |= {name for name, keys in defaults.items() if "convnet_type" in keys}  # another table anyway
+    keys = {key for name in defaults.keys() - apart for key in defaults[name] if key in KEYS}
     assert keys <= set(having(KEYS, by_method=True))
 
 
@@ -178,8 +176,8 @@ def test_the_baseline_is_a_method_or_a_row_as_configured_or_as_displayed(name, r
     runs = [synthetic.result("replay", 20, seed, weight_decay=decay) for seed, decay in ((1, 0.1), (2, 0.1), (1, 0.2))]
     synthetic.write(tmp_path, *runs, synthetic.result("wsc", 20, 1, label="Mine"))
     assert command.main([str(tmp_path), "--baseline", name]) == 0
-    found = {line["method"] for line in lines_of(tmp_path / "report", f"difference-{HERE}")}
-    assert found == {"replay weight_decay=0.1", "replay weight_decay=0.2", "Mine"} - {row}
+    methods = {line["method"] for line in lines_of(tmp_path / "report", f"difference-{HERE}")}
+    assert methods == {"replay weight_decay=0.1", "replay weight_decay=0.2", "Mine"} - {row}
 
 
 def test_a_method_that_is_not_in_the_table_of_accuracies_is_no_baseline(tmp_path, capsys, undrawn):

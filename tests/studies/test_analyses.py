@@ -113,24 +113,24 @@ def test_gradients_are_the_means_over_samples_written_out(ratio, observed):
     for task, record, network, past in zip(run.manager.tasks, records, seen.started, seen.memory, strict=True):
         network.eval()
         new = raw_gradient(run, network, task.train_indices)
-        found, share = (
+        gradients, share = (
             record["gradients"],
             ratio if ratio and len(past) else len(task.train_indices) / (len(task.train_indices) + len(past)),
         )
-        assert found["norm_new"] == pytest.approx(np.linalg.norm(new), rel=1e-4) and record["share_new"] == share
+        assert gradients["norm_new"] == pytest.approx(np.linalg.norm(new), rel=1e-4) and record["share_new"] == share
         if not task.index:
             assert (
                 len(past) == 0
-                and found["cosine"] is None
-                and found["norm_past"] is None
-                and found["norm"] == found["norm_new"]
+                and gradients["cosine"] is None
+                and gradients["norm_past"] is None
+                and gradients["norm"] == gradients["norm_new"]
             )
             continue
         assert len(past) == 4 * task.num_old
         old = raw_gradient(run, network, past)
-        assert found["cosine"] == pytest.approx(new @ old / np.linalg.norm(new) / np.linalg.norm(old), abs=1e-5)
-        assert found["norm_past"] == pytest.approx(np.linalg.norm(old), rel=1e-4)
-        assert found["norm"] == pytest.approx(np.linalg.norm(share * new + (1 - share) * old), rel=1e-4)
+        assert gradients["cosine"] == pytest.approx(new @ old / np.linalg.norm(new) / np.linalg.norm(old), abs=1e-5)
+        assert gradients["norm_past"] == pytest.approx(np.linalg.norm(old), rel=1e-4)
+        assert gradients["norm"] == pytest.approx(np.linalg.norm(share * new + (1 - share) * old), rel=1e-4)
 
 
 def test_exemplars_that_a_task_chose_before_training_are_no_past_data(settings):
@@ -284,8 +284,8 @@ def test_dormant_units_by_hand(monkeypatch):
 def test_the_units_of_a_transformer_are_its_features_over_all_places():
     network = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU())
     network[0].weight.data = torch.tensor([[1.0], [2.0], [-1.0]])
-    (found,) = mean_activations(network, [torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[2.0], [6.0]]])])
-    assert found.tolist() == [3, 6, 0]
+    (means,) = mean_activations(network, [torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[2.0], [6.0]]])])
+    assert means.tolist() == [3, 6, 0]
 
 
 @pytest.mark.slow
@@ -307,10 +307,10 @@ def test_the_share_of_dormant_units_is_over_all_layers(observed, monkeypatch):
     assert hooks and 0 < share < 1 and records[0]["dormant"]["layers"][0] == share
     units = [16, 16, 16, 32, 32, 64, 64]  # resnet8: the stem, and two in each block
     for record in records:
-        found = record["dormant"]
-        assert len(found["layers"]) == 7 and found["units"] == sum(units)
-        assert found["share"] == pytest.approx(np.dot(found["layers"], units) / sum(units))
-        assert 0 < found["share"] < 1 and len(set(found["layers"])) > 1
+        dormant = record["dormant"]
+        assert len(dormant["layers"]) == 7 and dormant["units"] == sum(units)
+        assert dormant["share"] == pytest.approx(np.dot(dormant["layers"], units) / sum(units))
+        assert 0 < dormant["share"] < 1 and len(set(dormant["layers"])) > 1
 
 
 # ---- nothing but the records -----------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ def test_seeds_whose_classes_differ_in_size_are_averaged_task_by_task(settings):
     for run in runs:
         run.execute()
     fractions = [sorted(100 * line["share_new"] for line in recorded(run)[1:]) for run in runs]
-    assert len({each[0] for each in fractions}) > 1
+    assert len({of_seed[0] for of_seed in fractions}) > 1
     axes = drawn(report.find_runs([run.folder for run in runs]).records)["gradients"]
     assert list(axes[0].lines[0].get_xdata()) == pytest.approx(np.mean(fractions, axis=0))
 
@@ -546,10 +546,10 @@ def test_the_training_loss_figure_of_the_paper_has_a_line_with_and_one_without_a
         for part in ("--set", f"{key}={json.dumps(value) if isinstance(value, list) else value}")
     ]
     assert main(["--config", "exps/paper/figure_training_loss.json", "--set", "seed=1993", *arguments]) == 0
-    found = report.find_runs([settings["out"]]).records
-    lines = drawn(found)["training-loss"][0].lines
-    assert len(found) == 2 and [len(line.get_xdata()) for line in lines] == [1 + 19 * 2] * 2
-    by_method = {record.method: np.concatenate(record.data["train_loss"]) for record in found}
+    records = report.find_runs([settings["out"]]).records
+    lines = drawn(records)["training-loss"][0].lines
+    assert len(records) == 2 and [len(line.get_xdata()) for line in lines] == [1 + 19 * 2] * 2
+    by_method = {record.method: np.concatenate(record.data["train_loss"]) for record in records}
     assert [list(line.get_ydata()) for line in lines] == [
         pytest.approx(by_method[name]) for name in ("replay", "joint")
     ]

@@ -1,7 +1,10 @@
-"""Files with a flipped bit, and states of which a part is dropped or replaced."""
+"""Damaged files, states of which a part is dropped or replaced, and what a damaged run must not change."""
 
 import functools
+import json
 import random
+from pathlib import Path
+from typing import Any
 
 
 def a_bit_flipped(content, position, bit=2):
@@ -14,6 +17,24 @@ def each_with_a_bit_flipped(path, number):
     for position in chance.sample(range(len(whole)), number):
         path.write_bytes(a_bit_flipped(whole, position, chance.randrange(8)))
         yield position
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """Flip bits; cut off, clear, repeat or insert bytes."""
+    where, length = rng.randrange(len(content) + 1), rng.randrange(1, 40)
+    kind = rng.choice(["flip", "cut", "clear", "double", "insert"])
+    if kind == "flip":
+        flipped = bytearray(content)
+        for _ in range(rng.randint(1, 3)):
+            flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+        return bytes(flipped)
+    if kind == "cut":
+        return content[:where]
+    if kind == "clear":
+        return content[:where] + bytes(length) + content[where + length :]
+    if kind == "double":
+        return content[:where] + content[max(0, where - length) :]
+    return content[:where] + rng.randbytes(length) + content[where:]
 
 
 DROPPED = object()
@@ -41,3 +62,9 @@ def forged(whole, place, value):
     else:
         changed[first] = value
     return changed
+
+
+def outcome(result: Path) -> list[Any]:
+    """The curve, the matrix and the losses of a ``result.json``."""
+    content = json.loads(result.read_text())
+    return [content[name] for name in ("curve", "matrix", "train_loss")]

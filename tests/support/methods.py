@@ -1,4 +1,4 @@
-"""What several tests share: see ``test_methods.py``."""
+"""Learners of each method on small data, and what their tests compare."""
 
 from types import MappingProxyType, SimpleNamespace
 

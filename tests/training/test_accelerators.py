@@ -80,13 +80,13 @@ def accelerator():
 @contextlib.contextmanager
 def without(*operators, **lacking):
     """Within, the accelerator lacks these, and what was found out about it before is forgotten."""
-    found = (devices.computes_bf16, devices.computes_bf16_natively, devices.widest_float)
+    answers = (devices.computes_bf16, devices.computes_bf16_natively, devices.widest_float)
     with simulated_device.without(*operators, **lacking):
-        for each in found:
-            each.cache_clear()
+        for answer in answers:
+            answer.cache_clear()
         yield
-    for each in found:
-        each.cache_clear()
+    for answer in answers:
+        answer.cache_clear()
 
 
 class CountedRun(Run):
@@ -165,7 +165,7 @@ def test_every_learner_is_that_of_the_cpu_with_every_optimiser(name, tmp_path):
     assert on_device.counted == on_device.phases
     steps = on_device.steps
     if steps:
-        waits, uploads = (max(each) for each in zip(*steps))
+        waits, uploads = (max(of_step) for of_step in zip(*steps))
         print(f"{name}: {sum(steps.values())} steps, at most {waits} waits and {uploads} uploads in one")
     others = OTHER_STEPS.get(name, set())
     assert others <= steps.keys() <= {(0, 0)} | others
@@ -347,19 +347,19 @@ def test_operations_on_images_are_those_of_the_cpu_and_no_batch_waits(augmentati
     split = Split(pixels, np.zeros(200, int)) if kind is ArraySource else decoded
     grey = (0.5,) * 3
     info = DatasetInfo("noise", ("a",), 16, grey, grey, "pad", 0, True, 0.0, augmentation=augmentation)
-    found = {}
+    augmented = {}
     for device in ("cpu", "sim:0"):
         source = kind(info, split, torch.device(device))
         batches = source.batches(np.arange(200), np.zeros(200, int), 100, train=True)
         first, _ = next(batches)  # before it, all choices are copied to the device
         with simulated_device.counted() as counts:
             second, _ = next(batches)
-        found[device] = torch.cat([first, second]).cpu()
-    assert torch.equal(found["cpu"], found["sim:0"])
+        augmented[device] = torch.cat([first, second]).cpu()
+    assert torch.equal(augmented["cpu"], augmented["sim:0"])
     assert (counts.waits, counts.uploads) == (0, 0)
     plain = kind(replace(info, augmentation="pycil"), split, torch.device("cpu"))
     (images, _), *_ = plain.batches(np.arange(200), np.zeros(200, int), 200, train=True)
-    assert not torch.equal(images, found["cpu"])
+    assert not torch.equal(images, augmented["cpu"])
 
 
 def test_images_that_take_more_than_half_of_the_free_memory_stay_on_the_host(folder, settings, caplog):
@@ -512,15 +512,15 @@ def test_bf16_is_not_chosen_where_there_is_none(settings):
 def test_analyses_without_float64_say_so_and_are_near_those_with_it(settings, monkeypatch, caplog, rehearsed):
     monkeypatch.setattr(Flatness, "directions", 1)
     keys = {"max_tasks": 2, "analyse": sorted(registry.analyses)}
-    found = []
+    analyses = []
     for name, lacking in (("in32", {"float64": False}), ("in64", {})):
         caplog.clear()
         with without(**lacking):
             analysed = run_on("sim", settings, prefix=name, **keys)
             analysed.execute()
         assert ("analyse: 'sim:0' has no float64; sums are in float32" in caplog.text) == bool(lacking)
-        found.append(analysed.records.lines)
-    assert nearly(*found) and found[0]
+        analyses.append(analysed.records.lines)
+    assert nearly(*analyses) and analyses[0]
 
 
 # ---- deliberate mistakes ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.methods import SILENT, one_of_each_family
+from support.methods import SILENT, after, one_of_each_family
 from support.small_runs import killed_at, run_of, suited, without_measurements, write
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -404,3 +404,14 @@ def test_an_object_on_the_command_line_is_what_it_is_in_the_file(text, name, val
 def test_a_part_that_is_not_there_is_one_line(settings):
     with pytest.raises(UserError, match="freeze: the backbone has no part 'stage4'; did you mean 'stage"):
         run_of(settings, freeze=["stage4"])
+
+
+def test_gradients_from_before_a_phase_do_not_enter_its_first_step(digits, tmp_path):
+    weights = []
+    for left in (0.0, 100.0):
+        learner, tasks = after("replay", 1, digits, tmp_path)
+        for parameter in learner.parameters():
+            parameter.grad = torch.full_like(parameter, left)
+        learner.learn(tasks[1], SILENT)
+        weights.append(learner.network.head.weight.detach().clone())
+    assert torch.equal(*weights)

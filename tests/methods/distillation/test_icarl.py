@@ -1,4 +1,4 @@
-"""iCaRL with the paper's losses and class means, as Mammoth has it. PyCIL's are tested in ``test_methods.py``."""
+"""iCaRL with the paper's losses and class means, as Mammoth has it. PyCIL's loss: ``test_distilling.py``."""
 
 import math
 

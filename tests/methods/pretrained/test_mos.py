@@ -28,15 +28,15 @@ def adapters_of(state, task):
     return part_of(state, f"backbone.sets.{task}.")
 
 
-def forward(learner, images, own, earlier):
+def forward(learner, images, current, earlier):
     """The twin's features in training, for which PILOT merges all adapters before each block."""
     depth = learner.network.backbone.depth
     used = {}
     for block in range(depth if earlier else 0):
         if learner.config.options.merging == "blocks":
-            twin.merge(own, earlier, 0.1)
-        used |= {name: value * 1 for name, value in own.items() if name.startswith(f"{block}.")}
-    return features(learner, images, adapters=adapters(used or own))
+            twin.merge(current, earlier, 0.1)
+        used |= {name: value * 1 for name, value in current.items() if name.startswith(f"{block}.")}
+    return features(learner, images, adapters=adapters(used or current))
 
 
 def test_each_task_trains_adapters_that_begin_as_those_before_and_merge_with_the_mean_of_earlier_ones(learned):
@@ -44,28 +44,28 @@ def test_each_task_trains_adapters_that_begin_as_those_before_and_merge_with_the
     mains = [phase for phase in learned.phases if phase.name == "train"]
     earlier = []
     for phase in mains:
-        own, head = trained(adapters_of(phase.before, phase.task)), trained(part_of(phase.before, "head."))
-        for name, value in own.items() if earlier else ():
+        current, head = trained(adapters_of(phase.before, phase.task)), trained(part_of(phase.before, "head."))
+        for name, value in current.items() if earlier else ():
             assert torch.equal(value, earlier[-1][name])
         means = learner.means[: 2 * phase.task, 0]
-        groups = [{"params": list(part.values()), "lr": 0} for part in (own, head)]
+        groups = [{"params": list(part.values()), "lr": 0} for part in (current, head)]
         optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=5e-4)
         steps = len(phase.batches) // len(phase.rates)
         for step, (images, targets) in enumerate(phase.batches):
             for group, factor in zip(optimizer.param_groups, (1, 0.1)):
                 group["lr"] = factor * phase.rates[step // steps]
             optimizer.zero_grad()
-            found = forward(learner, images, own, earlier)
-            logits = found @ head["weight"].T + head["bias"]
+            vectors = forward(learner, images, current, earlier)
+            logits = vectors @ head["weight"].T + head["bias"]
             logits[:, : 2 * phase.task] = -torch.inf
-            loss = cross_entropy(logits, targets) + 0.05 * twin.orthogonality(found, means)
+            loss = cross_entropy(logits, targets) + 0.05 * twin.orthogonality(vectors, means)
             loss.backward()
             optimizer.step()
             if earlier:
-                twin.merge(own, earlier, 0.1)
+                twin.merge(current, earlier, 0.1)
             assert phase.losses[step] == pytest.approx(loss.item(), rel=1e-3)
         for name, value in adapters_of(phase.after, phase.task).items():
-            torch.testing.assert_close(value, own[name].detach(), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(value, current[name].detach(), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(
             part_of(phase.after, "head.")["weight"], head["weight"].detach(), rtol=1e-3, atol=1e-5
         )
@@ -108,11 +108,11 @@ def test_a_prediction_is_the_twins_and_does_not_depend_on_other_images_nor_on_ho
     images, _ = images_of(learned.run, "test")
     chosen = images[::9]
     sets = [features(learner, chosen, adapters=adapters(adapters_of(state, task))) for task in range(3)]
-    found = learner.predict(images)[::9].exp()
-    for number, scores in enumerate(found):
-        own = torch.stack([each[number] for each in sets])
+    probabilities = learner.predict(images)[::9].exp()
+    for number, scores in enumerate(probabilities):
+        by_task = torch.stack([of_task[number] for of_task in sets])
         parts = state["prototypes"], state["head.weight"], state["head.bias"]
-        expected = twin.refined(own, *parts, [0, 0, 1, 1, 2, 2], ensemble=True)
+        expected = twin.refined(by_task, *parts, [0, 0, 1, 1, 2, 2], ensemble=True)
         torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(learner.predict(chosen[number][None])[0].exp(), expected, rtol=1e-3, atol=1e-4)
     after = learner.network.state_dict()
@@ -133,8 +133,8 @@ def test_adapters_are_chosen_again_until_they_are_those_of_the_predicted_class(e
     network.head.weight.copy_(torch.randn(8, 12, generator=generator))
     images = torch.randn(64, 4, 12, generator=generator)
     task_of = [0, 0, 1, 1, 1, 2, 3, 3]
-    found = network.classify(images.flatten(1))
-    for features_of_one, scores in zip(images, found.exp() if ensemble else found):
+    logits = network.classify(images.flatten(1))
+    for features_of_one, scores in zip(images, logits.exp() if ensemble else logits):
         parts = network.prototypes, network.head.weight, network.head.bias
         torch.testing.assert_close(scores, twin.refined(features_of_one, *parts, task_of, ensemble))
 
@@ -142,9 +142,9 @@ def test_adapters_are_chosen_again_until_they_are_those_of_the_predicted_class(e
 @pytest.mark.parametrize("kind", ["variance", "multi-centroid"])
 def test_less_may_be_kept_of_a_class(kind, tmp_path):
     keys = KEYS | {"ca_storage_efficient_method": kind, "n_centroids": 5}
-    found = recorded("mos", tmp_path, tasks=2, **keys)
-    learner = found.learner
-    images, _ = images_of(found.run, "train", [3])
+    learned = recorded("mos", tmp_path, tasks=2, **keys)
+    learner = learned.learner
+    images, _ = images_of(learned.run, "train", [3])
     with torch.no_grad():
         rows = learner.network.backbone(images, route=1)
     source = learner.distributions(4)
@@ -160,7 +160,8 @@ def test_less_may_be_kept_of_a_class(kind, tmp_path):
     pair = rows[(rows[:, None] - learner.means[3]).norm(dim=2).argmin(1) == sizes.index(2)]
     torch.testing.assert_close(source.means[3], pair.mean(0), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(source.roots[3] ** 2, pair.var(0, correction=0) + 1e-4, rtol=1e-3, atol=1e-5)
-    assert [len(labels) for _, labels in found.phases[-1].batches] == [12] * 8, "as many as of one distribution a class"
+    sizes = [len(labels) for _, labels in learned.phases[-1].batches]
+    assert sizes == [12] * 8, "as many as of one distribution a class"
 
 
 def test_features_are_drawn_from_each_distribution_with_its_mean_and_covariance():
@@ -188,5 +189,5 @@ def test_too_few_images_for_the_clusters_are_one_line_before_the_task_is_trained
 
 def test_the_defaults_are_those_of_pilots_file():
     config = resolve({"model_name": "mos"})
-    found = config.init_epoch, config.epochs, config.init_lr, config.lrate, config.weight_decay, config.batch_size
-    assert found == (20, 20, 0.03, 0.03, 5e-4, 48) and config.scheduler == "cosine" and config.options.ffn_num == 16
+    schedule = config.init_epoch, config.epochs, config.init_lr, config.lrate, config.weight_decay, config.batch_size
+    assert schedule == (20, 20, 0.03, 0.03, 5e-4, 48) and config.scheduler == "cosine" and config.options.ffn_num == 16
