@@ -367,7 +367,9 @@ class RegisteredReset(NamedTuple):
 
 
 def register_reset(name: str, *, ranks: bool) -> Callable[[T], T]:
-    """Register ``build(training) -> rule`` for ``wsc.reset``; ``training``: :class:`pycil_wsc.studies.resets.Training`.
+    """Register ``build(training) -> rule`` for ``wsc.reset``.
+
+    ``training``: :class:`pycil_wsc.studies.rival_resets.Training`.
 
     The rule is a :class:`pycil_wsc.consolidation.Reset`, or an object that follows the optimiser by itself, as
     :class:`pycil_wsc.studies.continual_backprop.ContinualBackprop`. ``ranks``: whether it keeps the weights with the

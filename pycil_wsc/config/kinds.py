@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pycil_wsc.config import completion, pilot, pycil
-from pycil_wsc.config.options import KEYS, Config
+from pycil_wsc.config import completion, pilot_files, pycil_files
+from pycil_wsc.config.image_config import KEYS, Config
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.data.options import ALL
+from pycil_wsc.data.data_options import ALL
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import SAME, digest, having
@@ -171,12 +171,12 @@ class ClassIncrementalKeys(Kind[Config, D]):
     """The configurations of class-incremental learning; :mod:`pycil_wsc.runs.class_incremental` has the runs."""
 
     def merge(self, file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
-        if pilot.is_pilots(file):
-            file = pilot.our_names(pilot.overridden(file, overrides))
+        if pilot_files.is_pilots(file):
+            file = pilot_files.our_names(pilot_files.overridden(file, overrides))
             overrides = {}
-        file, overrides = pycil.overridden(file, overrides)
-        ours = pycil.our_names(file, overrides.get("dataset"))
-        return pycil.our_values({**ours, **overrides})
+        file, overrides = pycil_files.overridden(file, overrides)
+        ours = pycil_files.our_names(file, overrides.get("dataset"))
+        return pycil_files.our_values({**ours, **overrides})
 
     def takes_list(self, name: str) -> bool:
         known = completion.known_keys()

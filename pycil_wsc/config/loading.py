@@ -17,9 +17,9 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.config.completion import known_keys
 from pycil_wsc.config.dropped import without_dropped
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.config.kinds import kind_of_keys, run_folder
-from pycil_wsc.config.options import Config
-from pycil_wsc.config.pycil import our_values
+from pycil_wsc.config.pycil_files import our_values
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
 from pycil_wsc.errors import UnusableRun, UserError
@@ -110,7 +110,8 @@ def resolve_recorded(flat: Mapping[str, Json], path: Path) -> Any:
 def resolve(flat: Mapping[str, Json]) -> Any:
     """Build a complete, checked configuration from one value per key; absent keys get their defaults.
 
-    Class-incremental runs return a :class:`pycil_wsc.config.options.Config`; other kinds of runs have their own class.
+    Class-incremental runs return a :class:`pycil_wsc.config.image_config.Config`; other kinds of runs have their own
+    class.
 
     Raises:
         UserError: a key is unknown, or a value is invalid or does not fit the others.

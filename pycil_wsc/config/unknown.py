@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from pycil_wsc.config import pilot, pycil
+from pycil_wsc.config import pilot_files, pycil_files
 from pycil_wsc.config.dropped import refuse_dropped
-from pycil_wsc.config.options import BACKBONE_OPTION, KEYS
+from pycil_wsc.config.image_config import BACKBONE_OPTION, KEYS
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.files import Json
 
@@ -24,9 +24,9 @@ def refuse_mistyped(flat: Mapping[str, Json]) -> None:
     language_model = any(name.partition(".")[0] == "llm" for name in flat)
     if language_model or _extended() or flat.keys() <= {*KEYS, *DIRECTIVES} or own_names() is None:
         return
-    elsewhere = {*pycil.alias_names(), *pycil.STOCK, *pilot.names_in(flat)}
+    elsewhere = {*pycil_files.alias_names(), *pycil_files.STOCK, *pilot_files.names_in(flat)}
     elsewhere |= {name for name, value in flat.items() if value == {}}
-    elsewhere |= {name for name in flat if pycil.is_configuration(name, flat.get("model_name"))}
+    elsewhere |= {name for name in flat if pycil_files.is_configuration(name, flat.get("model_name"))}
     ours = [name for name in refuse_dropped(flat) if name not in elsewhere and not name.startswith(BACKBONE_OPTION)]
     refuse_unknown(ours, {*KEYS, *(own_names() or ()), *DIRECTIVES})
 
@@ -47,8 +47,8 @@ def refuse_unknown(names: Iterable[str], known: Collection[str], hint: str = "")
         if name in groups:
             raise UserError(f"{name}: is a group of keys; set one of them ({name}.KEY), or give an object")
         if name not in known:
-            pycil.refuse_alias(name)
-            pilot.refuse_alias(name)
+            pycil_files.refuse_alias(name)
+            pilot_files.refuse_alias(name)
             near = did_you_mean(name, known) if name else ""
             raise UserError(f"unknown key '{shown(name)}'{near}{hint}")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
-from pycil_wsc.config.checks import check_device_and_paths
+from pycil_wsc.config.config_checks import check_device_and_paths
 from pycil_wsc.config.dropped import refuse_dropped, without_dropped
-from pycil_wsc.config.options import RunOptions
+from pycil_wsc.config.image_config import RunOptions
 from pycil_wsc.config.unknown import refuse_unknown
 from pycil_wsc.consolidation.options import WSCOptions
-from pycil_wsc.data.options import ImageOptions
+from pycil_wsc.data.data_options import ImageOptions
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import (
     RESULT,

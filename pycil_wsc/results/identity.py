@@ -13,8 +13,8 @@ from functools import cached_property
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.options import BACKBONE_OPTION, CONSOLIDATED, KEYS
-from pycil_wsc.data.options import ALL, memory_keys
+from pycil_wsc.config.image_config import BACKBONE_OPTION, CONSOLIDATED, KEYS
+from pycil_wsc.data.data_options import ALL, memory_keys
 from pycil_wsc.files import Json
 from pycil_wsc.keys import having
 

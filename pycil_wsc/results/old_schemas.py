@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.options import CONSOLIDATED, INCIDENTAL, KEYS
+from pycil_wsc.config.image_config import CONSOLIDATED, INCIDENTAL, KEYS
 from pycil_wsc.consolidation.options import WSCOptions
-from pycil_wsc.data.options import memory_keys
+from pycil_wsc.data.data_options import memory_keys
 from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, plain
 from pycil_wsc.results.identity import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pycil_wsc.config.options import INCIDENTAL
+from pycil_wsc.config.image_config import INCIDENTAL
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json, absolute, locked, read_file, write_atomically
 from pycil_wsc.results.identity import NAMED

@@ -14,9 +14,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pycil_wsc.config.image_config import in_file
 from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve_recorded
-from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
 from pycil_wsc.files import Json, read_file, remove, write_json

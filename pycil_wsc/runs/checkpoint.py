@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.images.fingerprint import changed, decoded_otherwise
 from pycil_wsc.devices import computes_bf16

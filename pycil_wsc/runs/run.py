@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from pycil_wsc.allocator import keep_freed_memory
-from pycil_wsc.config.checks import remarks
+from pycil_wsc.config.config_checks import remarks
+from pycil_wsc.config.image_config import Config, in_file
 from pycil_wsc.config.kinds import run_folder
-from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.batches.loader import open_source
-from pycil_wsc.data.images.files import line_of
 from pycil_wsc.data.images.fingerprint import fingerprint
+from pycil_wsc.data.images.image_files import line_of
 from pycil_wsc.data.tasks.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device

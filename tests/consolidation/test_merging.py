@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference import merging as twins
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pycil_wsc.consolidation.merging import (
+from pycil_wsc.consolidation.model_merging import (
     MagMax,
     ModelSoup,
     OnlineAverage,
@@ -324,7 +324,7 @@ def test_options_out_of_range_are_refused(name, options, says):
 @pytest.fixture
 def models_resident():
     pytest.importorskip("transformers")
-    from pycil_wsc.llm.result import models_resident
+    from pycil_wsc.llm.language_result import models_resident
 
     return models_resident
 

@@ -29,7 +29,7 @@ from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.images import map as image_map
 from pycil_wsc.data.images import parallel
 from pycil_wsc.data.images.datasets import load_dataset, sized
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.data.types import Split

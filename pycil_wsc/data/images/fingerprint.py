@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pycil_wsc.data.images.files import DECODING, common_folder, image_status
+from pycil_wsc.data.images.image_files import DECODING, common_folder, image_status
 from pycil_wsc.data.images.paths import folders_in, names_in
 from pycil_wsc.data.types import Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError

@@ -17,7 +17,7 @@ from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.closed_form import closed_form
 from pycil_wsc.methods.closed_form.ranpac import RIDGES, RandomProjection
-from pycil_wsc.networks.closed_form import RidgeSums
+from pycil_wsc.networks.closed_form_nets import RidgeSums
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.outputs import Outputs
 

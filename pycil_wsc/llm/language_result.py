@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import transformers
 
-from pycil_wsc.consolidation.merging import Merge
+from pycil_wsc.consolidation.model_merging import Merge
 from pycil_wsc.devices import device_name
 from pycil_wsc.keys import RECORDED, select
 from pycil_wsc.llm.config import KEYS, LLMConfig

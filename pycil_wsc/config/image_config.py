@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pycil_wsc import registry
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
+from pycil_wsc.data.data_options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import (
@@ -24,7 +24,7 @@ from pycil_wsc.keys import (
     up_to_date,
 )
 from pycil_wsc.methods.consolidation.options import WSCKeys
-from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.training.learner_config import CONSOLIDATED as CONSOLIDATED
 from pycil_wsc.training.learner_config import (
     BudgetOptions,

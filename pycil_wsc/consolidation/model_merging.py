@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from pycil_wsc.consolidation.checks import check_saved_shapes
 from pycil_wsc.consolidation.functional import average_
 from pycil_wsc.consolidation.ranking import top_mask
+from pycil_wsc.consolidation.tensor_checks import check_saved_shapes
 
 PARALLEL = 0.9995  # the usual |cos| above which slerp is linear, because the sine in its denominator vanishes
 

@@ -1,6 +1,6 @@
 """Translates PILOT's JSON files, which have ``backbone_type``: keys and constants of its code become keys of ours.
 
-What the files share with PyCIL's is left to :mod:`pycil_wsc.config.pycil`, which comes afterwards.
+What the files share with PyCIL's is left to :mod:`pycil_wsc.config.pycil_files`, which comes afterwards.
 """
 
 import re
