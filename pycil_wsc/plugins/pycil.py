@@ -35,10 +35,6 @@ from pycil_wsc.consolidation.options import option
 
 MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's top-level modules
 PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's methods that train a later task
-UNFIT = dict.fromkeys(("beefiso", "der", "foster", "memo", "rmm-foster", "tagfex"), "has no single network") | {
-    "fetril": "trains only its head after the first task",
-    "ssre": "expands and compresses its network in each task",
-}
 
 
 class BadInput(Exception):
@@ -114,7 +110,7 @@ def with_consolidation(
         base = "replay" if name.lower() == "wsc" else name.lower().removeprefix("wsc_")
         if base == name.lower():
             return _make(get_model, name, base, args)
-        _refuse(name, base, UNFIT.get(base))
+        _refuse(name, base, UNSEEN.get(base))
         learner = _make(get_model, name, base, args)
         _refuse(name, base, _unfit(learner))
         learner.__class__ = consolidated(type(learner), settings)
@@ -142,6 +138,12 @@ def _refuse(name, base, reason):
         raise BadInput(
             f"model_name: '{name}': PyCIL's {base} {reason}; use WSC with learners such as replay, icarl, wa, bic, lwf"
         )
+
+
+UNSEEN = {  # reasons that :func:`_unfit` cannot see: these learners have one network, and train it
+    "fetril": "trains only its head after the first task",
+    "ssre": "expands and compresses its network in each task",
+}
 
 
 def _unfit(learner):

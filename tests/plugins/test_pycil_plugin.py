@@ -135,9 +135,12 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
     [
         ({"model_name": "wsc_replai"}, "model_name: 'wsc_replai' is not a learner of this checkout"),
         ({"model_name": "icarl2"}, "model_name: 'icarl2' is not a learner of this checkout"),
-        ({"model_name": "wsc_der"}, "model_name: 'wsc_der': PyCIL's der has no single network"),
-        ({"model_name": "wsc_foster"}, "model_name: 'wsc_foster': PyCIL's foster has no single network"),
-        ({"model_name": "wsc_mixture"}, "model_name: 'wsc_mixture': PyCIL's mixture has no single network"),
+        *(
+            ({"model_name": f"wsc_{name}"}, f"model_name: 'wsc_{name}': PyCIL's {name} has no single network")
+            for name in ("mixture", "beefiso", "der", "foster", "memo", "rmm-foster", "tagfex")
+        ),
+        ({"model_name": "wsc_fetril"}, "PyCIL's fetril trains only its head after the first task"),
+        ({"model_name": "wsc_ssre"}, "PyCIL's ssre expands and compresses its network in each task"),
         (
             {"model_name": "wsc_simplecil"},
             "model_name: 'wsc_simplecil': PyCIL's simplecil does not train its network in each task",
