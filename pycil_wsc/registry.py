@@ -383,7 +383,7 @@ def register_reset(name: str, *, ranks: bool) -> Callable[[T], T]:
     return decorate
 
 
-class Choice(NamedTuple):
+class RegisteredExemplars(NamedTuple):
     """A registered choice of exemplars; see :func:`register_exemplars`."""
 
     choose: Callable[..., dict[int, np.ndarray]]
@@ -400,7 +400,7 @@ def register_exemplars(name: str, by_class: bool = True) -> Callable[[T], T]:
     """
 
     def decorate(choose: T) -> T:
-        exemplars.add(name, Choice(choose, by_class))  # pyright: ignore[reportArgumentType]
+        exemplars.add(name, RegisteredExemplars(choose, by_class))  # pyright: ignore[reportArgumentType]
         return choose
 
     return decorate

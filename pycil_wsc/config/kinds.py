@@ -1,8 +1,10 @@
 """The kinds of runs: class-incremental learning, and language models.
 
 A :class:`Kind` says what its configurations are, where the files of a run are, and how a run is planned and executed.
-The latter needs torch: :mod:`pycil_wsc.runs.class_incremental` completes the class that stands here, and the class of
-language models stands with them. The launcher imports both.
+Reading a file or a record needs the former alone, and neither torch nor the rooms above this one. So the kind of
+class-incremental runs has two classes: :class:`ClassIncrementalConfigs` stands here, and
+:class:`pycil_wsc.runs.class_incremental.ClassIncrementalRuns` completes it. That of language models is one class, in
+:mod:`pycil_wsc.llm.kind`. The launcher imports both.
 """
 
 from __future__ import annotations
@@ -167,8 +169,8 @@ def run_folder(config: RunConfig) -> Path:
 
 
 @register_kind(DEFAULT)
-class ClassIncrementalKeys(Kind[Config, D]):
-    """The configurations of class-incremental learning; :mod:`pycil_wsc.runs.class_incremental` has the runs."""
+class ClassIncrementalConfigs(Kind[Config, D]):
+    """What the configurations of class-incremental runs are, and where the files of a run are."""
 
     def merge(self, file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
         if pilot_files.is_pilots(file):

@@ -36,7 +36,7 @@ from pycil_wsc.runs.checkpoint import (
     with_pretrained,
     without_pretrained,
 )
-from pycil_wsc.runs.device_check import rehearse
+from pycil_wsc.runs.device_check import check_device
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.planning import check_plan, plan_of, too_slow
 from pycil_wsc.runs.progress import Progress, print_task
@@ -156,7 +156,7 @@ class Run(Monitor):
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
-        self.processes.in_all(lambda: rehearse(self.learner, self.config.analyse))
+        self.processes.in_all(lambda: check_device(self.learner, self.config.analyse))
         reset_peak_memory(self.device)
         where = device_name(self.device)
         if self.processes.count > 1:

@@ -147,7 +147,7 @@ class Sampling:
     plain: bool = False
 
 
-class Trained(Protocol):
+class BatchedLearner(Protocol):
     """What the batches need of a learner."""
 
     manager: TaskSequence
@@ -176,7 +176,7 @@ class Batches:
     ``source``: the training images, from which the batches are loaded.
     """
 
-    def __init__(self, learner: Trained, source: Source) -> None:
+    def __init__(self, learner: BatchedLearner, source: Source) -> None:
         self.learner = learner
         self.source = source
         self.held_out: np.ndarray | None = None  # exemplars that the present task does not train on: int64 (n,)

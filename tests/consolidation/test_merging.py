@@ -10,12 +10,12 @@ from reference import merging as twins
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pycil_wsc.consolidation.model_merging import (
-    MagMax,
+    MagMaxMerge,
     ModelSoup,
     OnlineAverage,
     Slerp,
     TaskArithmetic,
-    Ties,
+    TiesMerge,
     fisher_mean,
     slerp,
 )
@@ -25,7 +25,7 @@ MERGES = {
     "avg_online": OnlineAverage,
     "slerp": Slerp,
     "task_arithmetic": TaskArithmetic,
-    "magmax": MagMax,
+    "magmax": MagMaxMerge,
 }
 
 OPTIONS = {
@@ -36,7 +36,7 @@ OPTIONS = {
     "magmax": [{"scale": 0.5}],
 }
 BY_TENSOR = [(name, options) for name, each in OPTIONS.items() for options in each]  # each tensor for itself
-METHODS = MERGES | {"ties": Ties}
+METHODS = MERGES | {"ties": TiesMerge}
 EVERY = [*BY_TENSOR, ("ties", {"scale": 0.6, "keep": 0.3})]
 
 

@@ -243,7 +243,7 @@ def plain_epoch(network, batches, optimizer):
 
 def through_the_plugin(**options):
     learner = Learner()
-    learner.__class__ = pycil.consolidated(Learner, pycil.Settings(**options))
+    learner.__class__ = pycil.consolidated(Learner, pycil.PyCILOptions(**options))
     optimizer = learner.optimizer()
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 6], gamma=0.1)
     learner._update_representation(learner.batches(), None, optimizer, scheduler)
@@ -274,7 +274,7 @@ def test_the_phase_gives_the_weights_of_the_same_steps_in_a_plain_loop(hold):
 
 def test_only_the_first_phase_of_a_task_is_consolidated():
     learner = Learner()
-    learner.__class__ = pycil.consolidated(Learner, pycil.Settings(average_lr=None))
+    learner.__class__ = pycil.consolidated(Learner, pycil.PyCILOptions(average_lr=None))
     optimizer = learner.optimizer()
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
     learner._update_representation(learner.batches(), None, optimizer, constant)
@@ -289,4 +289,4 @@ def test_only_the_first_phase_of_a_task_is_consolidated():
 
 def test_options_have_the_names_and_defaults_of_our_own_keys():
     ours = {f.name: f.default for f in fields(WSCKeys)} | {"average_lr": "initial"}  # PyCIL's lrate
-    assert {f.name: f.default for f in fields(pycil.Settings)}.items() <= ours.items()
+    assert {f.name: f.default for f in fields(pycil.PyCILOptions)}.items() <= ours.items()
