@@ -35,6 +35,8 @@ LANGUAGE_INCIDENTAL = {
     *("llm.micro_tokens", "llm.padding", "llm.packing", "llm.eval_batch", "llm.attn_implementation"),
     *("llm.gradient_checkpointing", "llm.shard", "llm.timeout_minutes", "llm.checkpoint_minutes"),
 }
+LANGUAGE_IDENTIFYING = {"method": "llm.method", "memory": "llm.replay_ratio", "seed": "seed"}
+LANGUAGE_COMPARED = ("llm.data", "llm.model")
 # the option by which runs of schema 1 read a memory key that `fixed_memory` left unused, and its values
 READS_MEMORY = "validation"
 MEMORY_READ = {"pycil": "memory_size", "per_class": "memory_per_class"}
@@ -94,7 +96,7 @@ def _identity(contents: Mapping[str, Json]) -> Identity:
     config = contents["config"]
     if contents["kind"] == LANGUAGE:
         decisive = with_earlier_values(_without(config, LANGUAGE_INCIDENTAL), declared(WSCOptions, "wsc."))
-        return language_identity(decisive, config)
+        return language_identity(decisive, config, LANGUAGE_IDENTIFYING, LANGUAGE_COMPARED)
     incidental = INCIDENTAL | _unused_memory(config)
     decisive = _without(with_earlier_values(config), incidental)
     method = config["model_name"]
