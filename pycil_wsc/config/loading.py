@@ -21,7 +21,7 @@ from pycil_wsc.config.image_config import Config
 from pycil_wsc.config.kinds import kind_of_keys, run_folder
 from pycil_wsc.config.pycil_files import our_values
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
+from pycil_wsc.config.unknown import DIRECTIVES
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, read_json
 from pycil_wsc.keys import RESULT, declared
@@ -183,7 +183,6 @@ def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json], given: set[st
 def _grid(file: Mapping[str, Json], overrides: Mapping[str, Json], given: set[str]) -> list[RunConfig]:
     """One run for each point of the sweep over list-valued keys."""
     file = without_emptied(file, overrides)
-    refuse_mistyped({**file, **overrides})
     kind = kind_of_keys({**file, **overrides})
     merged = kind.merge(file, overrides)
     given.update(merged)

@@ -108,15 +108,6 @@ def is_pilots(file: Mapping[str, Json]) -> bool:
     return MARK in file
 
 
-def names_in(file: Mapping[str, Json]) -> set[str]:
-    """The names of a file that only PILOT's have; empty if it is not one of these."""
-    if not is_pilots(file):
-        return set()
-    method = _method(file)
-    renamed = {MARK, *ALIASES.get(method, {}), *UNREAD.get(method, ()), *ONLY.get(method, {}), *EVERYWHERE}
-    return renamed | {name for owner, name in REFUSED if owner == method}
-
-
 def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
     """The file with the overrides, which may have PILOT's names or ours, of which a file has others."""
     replaced = {theirs for theirs, ours in ALIASES.get(_method(file), {}).items() if ours in overrides}

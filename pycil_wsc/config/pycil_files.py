@@ -47,11 +47,6 @@ STOCK_OF = {
 }  # the same, in the file of a method
 
 
-def alias_names() -> set[str]:
-    """The names that only PyCIL's files of some methods have."""
-    return set().union({"ta_convnet_type", "gamma", "step_size"}, *ALIASES.values(), *STOCK_OF.values())
-
-
 def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
     """The file and the overrides, where an override of a key that only PyCIL's file has is moved into the file.
 
@@ -107,11 +102,6 @@ def _as_apers_code_has_it(ours: dict[str, Json]) -> dict[str, Json]:
         raise UserError("optimizer: 'adam' has its own rates in PyCIL's aper_finetune.json; give it in 'runs'")
     ours = OF_APERS_CODE | ours
     return ours | {"optimizer": "adamw"} if optimizer == "adam" else ours
-
-
-def is_configuration(name: str, model_name: Json) -> bool:
-    """Whether a key is a data set's in ``configurations`` of the file of a method that has it."""
-    return name.startswith(CONFIGURATIONS) and str(model_name).lower() in OF_DATASET
 
 
 def _for_dataset(file: Mapping[str, Json], dataset: Json) -> dict[str, Json]:

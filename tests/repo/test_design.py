@@ -242,25 +242,6 @@ print(code, [name for name in {SLOW} if name in sys.modules])
     assert printed_by("-c", script).splitlines()[-1] == "0 []"
 
 
-def test_a_mistyped_key_does_not_wait_for_torch(tmp_path):
-    (tmp_path / "config.json").write_text('{"dataset": "digits", "model_nam": "replay", "distill": 2.0, "wsc": {}}')
-    script = f"""
-import sys
-from pycil_wsc.launch.command import main
-print(main(["--config", "{tmp_path}/config.json"]), "torch" in sys.modules)
-"""
-    assert printed_by("-c", script) == "2 False"
-
-
-def test_the_keys_that_learners_declare_are_known_without_importing_them():
-    from pycil_wsc import registry
-    from pycil_wsc.config.unknown import own_names
-    from pycil_wsc.keys import declared
-
-    ours = [learner for learner in registry.learners.values() if learner.__module__.startswith("pycil_wsc.")]
-    assert own_names() == {name for learner in ours for name in declared(learner.Options)}
-
-
 def printed_by(*arguments):
     """What python prints, started with these arguments at the root."""
     return subprocess.run(
