@@ -170,10 +170,10 @@ class Config(LearnerConfig, RunOptions):
 
         Keys that are missing from ``identity`` have their earlier values.
         """
-        ours = self.identity()
+        present = self.identity()
         done = list(identity.get("tasks", []))
-        theirs = up_to_date(without_dropped(identity), ours, self.keys) | {"tasks": done}
-        return ours | {"tasks": done} == theirs and ours["tasks"][: len(done)] == done
+        recorded = up_to_date(without_dropped(identity), present, self.keys) | {"tasks": done}
+        return present | {"tasks": done} == recorded and present["tasks"][: len(done)] == done
 
     def _backbone_options(self) -> dict[str, Json]:
         return {BACKBONE_OPTION + name: value for name, value in self.convnet_options.items()}

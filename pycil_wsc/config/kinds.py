@@ -177,8 +177,8 @@ class ClassIncrementalConfigs(Kind[Config, D]):
             file = pilot_files.our_names(pilot_files.overridden(file, overrides))
             overrides = {}
         file, overrides = pycil_files.overridden(file, overrides)
-        ours = pycil_files.our_names(file, overrides.get("dataset"))
-        return pycil_files.our_values({**ours, **overrides})
+        renamed = pycil_files.our_names(file, overrides.get("dataset"))
+        return pycil_files.our_values({**renamed, **overrides})
 
     def takes_list(self, name: str) -> bool:
         known = completion.known_keys()

@@ -71,12 +71,14 @@ def _distinct(runs: Sequence[RunConfig], path: str | Path) -> list[RunConfig]:
             continue
         if other.identity() != config.identity():
             raise UserError(f"{path}: two runs would share {folder}; give them different values of 'prefix'")
-        ours, theirs = config.to_dict(), other.to_dict()
+        values = config.to_dict()
+        other_values = other.to_dict()
         for name in (name for name, key in config.keys.items() if key.decides not in RESULT):
-            if ours.get(name) != theirs.get(name):
+            if values.get(name) != other_values.get(name):
+                both = f"{json.dumps(values.get(name))} and {json.dumps(other_values.get(name))}"
                 raise UserError(
-                    f"{path}: {name}: {json.dumps(ours.get(name))} and {json.dumps(theirs.get(name))} for one run, "
-                    f"{folder}; this key does not distinguish runs, so give a single value"
+                    f"{path}: {name}: {both} for one run, {folder}; this key does not distinguish runs, so give a "
+                    "single value"
                 )
     return list(folders.values())
 

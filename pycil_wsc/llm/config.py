@@ -225,8 +225,8 @@ class LLMConfig(LLMOptions, CorpusOptions, TinyModel, SharedOptions):
 
     def continues(self, identity: Mapping[str, object]) -> bool:
         """Whether the run with this ``identity`` is the same run; keys that it lacks have their earlier values."""
-        ours = self.identity()
-        return ours == up_to_date(without_dropped(identity), ours, KEYS)
+        present = self.identity()
+        return present == up_to_date(without_dropped(identity), present, KEYS)
 
     @property
     def corpus(self) -> tuple[Hashable, ...]:

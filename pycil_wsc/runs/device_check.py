@@ -73,8 +73,8 @@ def _place(error):
     """The line that raised it, outside of torch and of what counts its operations."""
     frames = traceback.extract_tb(error.__traceback__)
     passed_on = step_cost.__file__
-    ours = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != passed_on]
-    return f"{Path(ours[-1].filename).name} line {ours[-1].lineno}"
+    inside = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != passed_on]
+    return f"{Path(inside[-1].filename).name} line {inside[-1].lineno}"
 
 
 def _augment(learner):

@@ -167,8 +167,8 @@ def _contradictory(part: Dataset, looked: Looked, keys: Sequence[Key]) -> list[t
     """Images that are there with two classes: each but the first, its class, and the first one's."""
     rows = np.flatnonzero(looked.readable)
     names, targets = part.info.classes, part.train.targets[rows]
-    found = contradictions(_as_items(looked.hashes)[rows], targets)
-    return [(keys[rows[row]], names[targets[row]], names[targets[first]]) for row, first in found]
+    contradicting_rows = contradictions(_as_items(looked.hashes)[rows], targets)
+    return [(keys[rows[row]], names[targets[row]], names[targets[first]]) for row, first in contradicting_rows]
 
 
 class Looked(NamedTuple):

@@ -229,26 +229,26 @@ class Consolidated(Scoring):
             part = getattr(self, name)
             if part:
                 parts[name] = part.state_dict()
-        mine = {
+        history = {
             "warm_epochs": self.warm_epochs,
             "warmups": self.warmups,
             "replaced": self.replaced,
             "scoring": dict(self.scoring),
         }
-        return super().get_extra_state() | {"wsc": parts | mine}
+        return super().get_extra_state() | {"wsc": parts | history}
 
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
-        mine = state["wsc"]
-        self.warm_epochs = mine["warm_epochs"]
-        self.scoring = dict(mine["scoring"])
-        self.warmups = list(mine["warmups"])
-        self.replaced = list(mine["replaced"])
+        saved = state["wsc"]
+        self.warm_epochs = saved["warm_epochs"]
+        self.scoring = dict(saved["scoring"])
+        self.warmups = list(saved["warmups"])
+        self.replaced = list(saved["replaced"])
         self.spent.costs |= self._costs()
         for name in "consolidation", "replacement", "plateau":
             if part := getattr(self, name):
                 try:
-                    part.load_state_dict(mine[name])
+                    part.load_state_dict(saved[name])
                 except ValueError as error:
                     raise UnusableRun(f"the checkpoint cannot be used ({error})") from None
 
