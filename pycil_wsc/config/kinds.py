@@ -3,8 +3,8 @@
 A :class:`Kind` says what its configurations are, where the files of a run are, and how a run is planned and executed.
 Reading a file or a record needs the former alone, and neither torch nor the rooms above this one. So the kind of
 class-incremental runs has two classes: :class:`ClassIncrementalConfigs` stands here, and
-:class:`pycil_wsc.runs.class_incremental.ClassIncrementalRuns` completes it. That of language models is one class, in
-:mod:`pycil_wsc.llm.kind`. The launcher imports both.
+:class:`pycil_wsc.runs.class_incremental.ClassIncrementalRuns` completes it. That of language models is one
+class, which stands with them. The launcher imports both.
 """
 
 from __future__ import annotations
