@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training import loop
 from pycil_wsc.training.learner import grow_for

@@ -98,6 +98,8 @@ class Key:
         fixed: whether the first task fixes the value, so that a saved learner cannot change it.
         by_method: whether methods choose the value for themselves, so that runs of two methods that differ in it may be
             compared.
+        compared: of a language model's run: whether runs must agree in the value to be compared, whatever their
+            methods, which choose all other keys for themselves.
         like: of a key of the first task: the key of later tasks that corresponds to it.
         within: of epochs of a schedule: the key that holds its length, by which they are scaled.
         instead: the key whose presence replaces this one.
@@ -124,6 +126,7 @@ class Key:
     only: str = ""
     fixed: bool = False
     by_method: bool = False
+    compared: bool = False
     like: str = ""
     within: str = ""
     instead: str = ""

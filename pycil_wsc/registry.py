@@ -367,7 +367,9 @@ class RegisteredReset(NamedTuple):
 
 
 def register_reset(name: str, *, ranks: bool) -> Callable[[T], T]:
-    """Register ``build(training) -> rule`` for ``wsc.reset``; ``training``: :class:`pycil_wsc.studies.resets.Training`.
+    """Register ``build(training) -> rule`` for ``wsc.reset``.
+
+    ``training``: :class:`pycil_wsc.studies.rival_resets.Training`.
 
     The rule is a :class:`pycil_wsc.consolidation.Reset`, or an object that follows the optimiser by itself, as
     :class:`pycil_wsc.studies.continual_backprop.ContinualBackprop`. ``ranks``: whether it keeps the weights with the
@@ -381,7 +383,7 @@ def register_reset(name: str, *, ranks: bool) -> Callable[[T], T]:
     return decorate
 
 
-class Choice(NamedTuple):
+class RegisteredExemplars(NamedTuple):
     """A registered choice of exemplars; see :func:`register_exemplars`."""
 
     choose: Callable[..., dict[int, np.ndarray]]
@@ -398,7 +400,7 @@ def register_exemplars(name: str, by_class: bool = True) -> Callable[[T], T]:
     """
 
     def decorate(choose: T) -> T:
-        exemplars.add(name, Choice(choose, by_class))  # pyright: ignore[reportArgumentType]
+        exemplars.add(name, RegisteredExemplars(choose, by_class))  # pyright: ignore[reportArgumentType]
         return choose
 
     return decorate

@@ -211,7 +211,7 @@ PREDICTION = (  # an image through Learner.predict
     "classifier/predict/answers.py",
     "classifier/predict/classifier.py",
     "classifier/predict/images.py",
-    "classifier/predict/model.py",
+    "classifier/predict/predictor.py",
     "training/outputs.py",
 )
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from convs.resnet import stem
+from pycil_wsc.config.image_config import KEYS
 from pycil_wsc.config.loading import flatten, resolve
-from pycil_wsc.config.options import KEYS
-from pycil_wsc.config.pycil import our_names, our_values
+from pycil_wsc.config.pycil_files import our_names, our_values
 from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError

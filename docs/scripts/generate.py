@@ -59,7 +59,7 @@ def table(name):
 
         own = [(name, each) for name in sorted(learners) for each in declared(learners[name].Options).values()]
         return rows(("method", *HEADER), ((f"`{name}`", *row(each)) for name, each in own))
-    from pycil_wsc.config.options import GROUPS
+    from pycil_wsc.config.image_config import GROUPS
 
     return rows(HEADER, map(row, GROUPS[name].values()))
 

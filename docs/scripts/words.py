@@ -2,8 +2,8 @@
 
 python docs/scripts/words.py [PAGE ...]
 
-Code blocks, the parts that ``docs/scripts/generate.py`` writes, and the tables of ``results/studies/night/claims.py`` do not
-count. Without arguments, the pages are README.md, CONTRIBUTING.md and docs/*.md.
+Code blocks, the parts that ``docs/scripts/generate.py`` writes, and the tables of ``results/studies/night/claims.py``
+do not count. Without arguments, the pages are README.md, CONTRIBUTING.md and docs/*.md.
 """
 
 import re

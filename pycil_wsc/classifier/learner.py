@@ -25,7 +25,7 @@ from pycil_wsc.classifier.predict.answers import UNKNOWN, Answer, Answers, Teste
 from pycil_wsc.classifier.predict.arguments import folder_of, probability, refusing, whole_number
 from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Images, Transform
-from pycil_wsc.classifier.predict.model import Model
+from pycil_wsc.classifier.predict.predictor import Model
 from pycil_wsc.classifier.store import learner_file
 from pycil_wsc.classifier.store.bookkeeping import ClassChange, Entry
 from pycil_wsc.classifier.store.place import Place
@@ -54,8 +54,8 @@ from pycil_wsc.classifier.update.held_out import ONE_OF
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.update import ONE_AT_A_TIME, Before, updated
 from pycil_wsc.config.completion import complete
-from pycil_wsc.config.options import KEYS
-from pycil_wsc.data.images.files import line_of
+from pycil_wsc.config.image_config import KEYS
+from pycil_wsc.data.images.image_files import line_of
 from pycil_wsc.data.images.sources import Source, read_listed, read_source
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError

@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pycil_wsc import registry
-from pycil_wsc.config.checks import check
+from pycil_wsc.config.config_checks import check
 from pycil_wsc.config.dropped import refuse_dropped
-from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config, keys_of
+from pycil_wsc.config.image_config import BACKBONE_OPTION, KEYS, Config, keys_of
 from pycil_wsc.config.unknown import DIRECTIVES, refuse_unknown
-from pycil_wsc.data.options import ALL, STRATEGIES
+from pycil_wsc.data.data_options import ALL, STRATEGIES
 from pycil_wsc.errors import UserError, shown
 from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, without_empty_groups

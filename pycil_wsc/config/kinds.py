@@ -1,8 +1,10 @@
 """The kinds of runs: class-incremental learning, and language models.
 
 A :class:`Kind` says what its configurations are, where the files of a run are, and how a run is planned and executed.
-The latter needs torch: :mod:`pycil_wsc.runs.class_incremental` completes the class that stands here, and the class of
-language models stands with them. The launcher imports both.
+Reading a file or a record needs the former alone, and neither torch nor the rooms above this one. So the kind of
+class-incremental runs has two classes: :class:`ClassIncrementalConfigs` stands here, and
+:class:`pycil_wsc.runs.class_incremental.ClassIncrementalRuns` completes it. That of language models is one
+class, which stands with them. The launcher imports both.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pycil_wsc.config import completion, pilot, pycil
-from pycil_wsc.config.options import KEYS, Config
+from pycil_wsc.config import completion, pilot_files, pycil_files
+from pycil_wsc.config.image_config import KEYS, Config
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.data.options import ALL
+from pycil_wsc.data.data_options import ALL
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import SAME, digest, having
@@ -167,16 +169,16 @@ def run_folder(config: RunConfig) -> Path:
 
 
 @register_kind(DEFAULT)
-class ClassIncrementalKeys(Kind[Config, D]):
-    """The configurations of class-incremental learning; :mod:`pycil_wsc.runs.class_incremental` has the runs."""
+class ClassIncrementalConfigs(Kind[Config, D]):
+    """What the configurations of class-incremental runs are, and where the files of a run are."""
 
     def merge(self, file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
-        if pilot.is_pilots(file):
-            file = pilot.our_names(pilot.overridden(file, overrides))
+        if pilot_files.is_pilots(file):
+            file = pilot_files.our_names(pilot_files.overridden(file, overrides))
             overrides = {}
-        file, overrides = pycil.overridden(file, overrides)
-        ours = pycil.our_names(file, overrides.get("dataset"))
-        return pycil.our_values({**ours, **overrides})
+        file, overrides = pycil_files.overridden(file, overrides)
+        renamed = pycil_files.our_names(file, overrides.get("dataset"))
+        return pycil_files.our_values({**renamed, **overrides})
 
     def takes_list(self, name: str) -> bool:
         known = completion.known_keys()

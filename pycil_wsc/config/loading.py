@@ -17,11 +17,11 @@ from typing import Any
 from pycil_wsc import registry
 from pycil_wsc.config.completion import known_keys
 from pycil_wsc.config.dropped import without_dropped
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.config.kinds import kind_of_keys, run_folder
-from pycil_wsc.config.options import Config
-from pycil_wsc.config.pycil import our_values
+from pycil_wsc.config.pycil_files import our_values
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.config.unknown import DIRECTIVES, refuse_mistyped
+from pycil_wsc.config.unknown import DIRECTIVES
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.files import Json, read_json
 from pycil_wsc.keys import RESULT, declared
@@ -71,13 +71,14 @@ def _distinct(runs: Sequence[RunConfig], path: str | Path) -> list[RunConfig]:
             continue
         if other.identity() != config.identity():
             raise UserError(f"{path}: two runs would share {folder}; give them different values of 'prefix'")
-        ours = config.to_dict()
-        theirs = other.to_dict()
+        values = config.to_dict()
+        other_values = other.to_dict()
         for name in (name for name, key in config.keys.items() if key.decides not in RESULT):
-            if ours.get(name) != theirs.get(name):
+            if values.get(name) != other_values.get(name):
+                both = f"{json.dumps(values.get(name))} and {json.dumps(other_values.get(name))}"
                 raise UserError(
-                    f"{path}: {name}: {json.dumps(ours.get(name))} and {json.dumps(theirs.get(name))} for one run, "
-                    f"{folder}; this key does not distinguish runs, so give a single value"
+                    f"{path}: {name}: {both} for one run, {folder}; this key does not distinguish runs, so give a "
+                    "single value"
                 )
     return list(folders.values())
 
@@ -111,7 +112,8 @@ def resolve_recorded(flat: Mapping[str, Json], path: Path) -> Any:
 def resolve(flat: Mapping[str, Json]) -> Any:
     """Build a complete, checked configuration from one value per key; absent keys get their defaults.
 
-    Class-incremental runs return a :class:`pycil_wsc.config.options.Config`; other kinds of runs have their own class.
+    Class-incremental runs return a :class:`pycil_wsc.config.image_config.Config`; other kinds of runs have their own
+    class.
 
     Raises:
         UserError: a key is unknown, or a value is invalid or does not fit the others.
@@ -183,7 +185,6 @@ def _all_runs(raw: dict[str, Json], overrides: Mapping[str, Json], given: set[st
 def _grid(file: Mapping[str, Json], overrides: Mapping[str, Json], given: set[str]) -> list[RunConfig]:
     """One run for each point of the sweep over list-valued keys."""
     file = without_emptied(file, overrides)
-    refuse_mistyped({**file, **overrides})
     kind = kind_of_keys({**file, **overrides})
     merged = kind.merge(file, overrides)
     given.update(merged)

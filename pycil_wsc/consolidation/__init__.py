@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pycil_wsc.consolidation.averaging import Average
     from pycil_wsc.consolidation.batch_norm import recompute_batch_norm
-    from pycil_wsc.consolidation.checks import NonFiniteGradients
     from pycil_wsc.consolidation.functional import (
         average_,
         blend_,
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from pycil_wsc.consolidation.options import EpochOptions, WSCOptions
     from pycil_wsc.consolidation.ranking import top_mask
     from pycil_wsc.consolidation.resets import Blend, Reset, Revert
-    from pycil_wsc.consolidation.wsc import WeightSpaceConsolidation
+    from pycil_wsc.consolidation.tensor_checks import NonFiniteGradients
+    from pycil_wsc.consolidation.weight_space_consolidation import WeightSpaceConsolidation
 
 __all__ = [
     "Average",
@@ -61,7 +61,17 @@ __all__ = [
     "top_mask",
     "update_moments_",
 ]
-_MODULES = ("options", "averaging", "batch_norm", "checks", "functional", "importance", "ranking", "resets", "wsc")
+_MODULES = (
+    "options",
+    "averaging",
+    "batch_norm",
+    "tensor_checks",
+    "functional",
+    "importance",
+    "ranking",
+    "resets",
+    "weight_space_consolidation",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -33,7 +33,7 @@ def since_task(step: int, samples: int, interval: int) -> float:
 class Average:
     """The average of the weights theta after the warm-up: Theta <- (n * Theta + theta) / (n + 1).
 
-    ``average=`` of :class:`~.wsc.WeightSpaceConsolidation`.
+    ``average=`` of :class:`WeightSpaceConsolidation`.
 
     Args:
         every: j, optimiser steps between two samples, counted from the reset (for ``"swa"`` from the task's start).

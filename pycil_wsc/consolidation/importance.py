@@ -1,6 +1,6 @@
 """The importance that weights are ranked by at the reset: small stateless objects that create a tracker for each task.
 
-``importance=`` of :class:`~.wsc.WeightSpaceConsolidation` takes one of these, or any function
+``importance=`` of :class:`WeightSpaceConsolidation` takes one of these, or any function
 ``({name: parameter}, {name: weights before the task}) -> {name: scores}``, which is called at the reset.
 """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pycil_wsc.consolidation.averaging import Average
     from pycil_wsc.consolidation.importance import Importance
     from pycil_wsc.consolidation.resets import Reset
-    from pycil_wsc.consolidation.wsc import WeightSpaceConsolidation
+    from pycil_wsc.consolidation.weight_space_consolidation import WeightSpaceConsolidation
 
 
 Arguments = dict[str, Any]  # keyword arguments of `WeightSpaceConsolidation`
@@ -109,15 +109,15 @@ class WSCOptions:
         A host that does not count epochs gives the number of steps as ``epochs``: one step is then one epoch.
 
         Args:
-            named_parameters: as for :class:`~.wsc.WeightSpaceConsolidation`.
+            named_parameters: as for :class:`WeightSpaceConsolidation`.
             epochs: the task's epochs.
             per_epoch: optimiser steps of an epoch.
-            given: arguments of :class:`~.wsc.WeightSpaceConsolidation`, instead of those that the options describe.
+            given: arguments of :class:`WeightSpaceConsolidation`, instead of those that the options describe.
 
         Raises:
             ValueError: an argument is not allowed, or the task is too short.
         """
-        from pycil_wsc.consolidation.wsc import WeightSpaceConsolidation  # needs torch
+        from pycil_wsc.consolidation.weight_space_consolidation import WeightSpaceConsolidation  # needs torch
 
         arguments = self.arguments(per_epoch) | given
         if "warmup_steps" not in given:
@@ -128,7 +128,7 @@ class WSCOptions:
         return consolidation
 
     def arguments(self, per_epoch: int) -> Arguments:
-        """The arguments of :class:`~.wsc.WeightSpaceConsolidation` that follow from the options alone."""
+        """The arguments of :class:`WeightSpaceConsolidation` that follow from the options alone."""
         return {
             "retain": self.retain,
             "reset": self.reset_rule(per_epoch),

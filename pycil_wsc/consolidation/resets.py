@@ -1,6 +1,6 @@
 """Reset rules: when to reset, and what happens to the elements that are not kept.
 
-``reset=`` of :class:`~.wsc.WeightSpaceConsolidation` takes one of these. For another rule, derive from :class:`Reset`.
+``reset=`` of :class:`WeightSpaceConsolidation` takes one of these. For another rule, derive from :class:`Reset`.
 """
 
 from dataclasses import dataclass

@@ -8,10 +8,10 @@ from typing import TypeVar
 import numpy as np
 
 from pycil_wsc import registry
+from pycil_wsc.data.data_options import AugmentationOptions, DataOptions, MemoryOptions
 from pycil_wsc.data.images.datasets import path_of, sized
-from pycil_wsc.data.images.files import image_status
+from pycil_wsc.data.images.image_files import image_status
 from pycil_wsc.data.images.map import decoded
-from pycil_wsc.data.options import AugmentationOptions, DataOptions, MemoryOptions
 from pycil_wsc.data.tasks.domains import in_domains
 from pycil_wsc.data.tasks.subset import at_most, long_tailed, only
 from pycil_wsc.data.tasks.validation import hold_out

@@ -30,7 +30,7 @@ from pycil_wsc.launch.status import FAILURE, RECORD, recorded
 from pycil_wsc.llm.kind import LanguageModel  # noqa: F401  # registers it
 from pycil_wsc.reproducibility import commit
 from pycil_wsc.results import RESULT, finished_result
-from pycil_wsc.runs.class_incremental import ClassIncremental  # noqa: F401  # registers it
+from pycil_wsc.runs.class_incremental import ClassIncrementalRuns  # noqa: F401  # registers it
 from pycil_wsc.runs.progress import Progress, log_file
 from pycil_wsc.training.processes import from_first, in_all, rank_and_count
 

@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace, as_program: bool) -> int:
             from pycil_wsc.launch.status import status
 
             return status(configs)
-        from pycil_wsc.launch.sweep import Where, dry_run, sweep  # later still: an unknown key needs no torch either
+        from pycil_wsc.launch.sweep import Where, dry_run, sweep  # later still: once the file is valid
 
         where = Where(args.workers, args.ray, args.gpus_per_run)
         return dry_run(configs, where, args.measure) if args.dry_run else sweep(configs, where, args.redo)

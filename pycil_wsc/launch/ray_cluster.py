@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from pycil_wsc.config.image_config import in_file
 from pycil_wsc.config.kinds import run_folder
-from pycil_wsc.config.options import in_file
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import Json, write_json
 from pycil_wsc.launch.attempt import Datasets, Job, Outcome, attempt, remove_unfinished

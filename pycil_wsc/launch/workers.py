@@ -86,8 +86,8 @@ class RunInProcesses:
         self.job = job
         self.slot = slot
         context = multiprocessing.get_context(START_METHOD)
-        ours = [__name__, *own_modules()]  # what is edited later is not a part of these runs
-        context.set_forkserver_preload(["torchvision", *ours])
+        imported_before = [__name__, *own_modules()]  # what is edited later is not a part of these runs
+        context.set_forkserver_preload(["torchvision", *imported_before])
         self.pipe, sender = context.Pipe(duplex=False)  # the first process reports through it
         ending, self.life = context.Pipe(duplex=False)  # closes with this process, however it ends
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if count > 1 else None

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
-from pycil_wsc.config.checks import check_device_and_paths
+from pycil_wsc.config.config_checks import check_device_and_paths
 from pycil_wsc.config.dropped import refuse_dropped, without_dropped
-from pycil_wsc.config.options import RunOptions
+from pycil_wsc.config.image_config import RunOptions
 from pycil_wsc.config.unknown import refuse_unknown
 from pycil_wsc.consolidation.options import WSCOptions
-from pycil_wsc.data.options import ImageOptions
+from pycil_wsc.data.data_options import ImageOptions
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import (
     RESULT,
@@ -18,6 +18,7 @@ from pycil_wsc.keys import (
     Key,
     again,
     declared,
+    having,
     key,
     plain,
     select,
@@ -97,8 +98,14 @@ class CorpusOptions:
         "meta-llama/Llama-3.2-1B-Instruct",
         f"a folder, a name on the Hugging Face Hub, or `{TINY}`: random weights, with the sizes below",
         names="folder",
+        compared=True,
     )
-    data: str = key("trace/1000", "folder below `data_root` with a folder per task, in TRACE's format", names="folder")
+    data: str = key(
+        "trace/1000",
+        "folder below `data_root` with a folder per task, in TRACE's format",
+        names="folder",
+        compared=True,
+    )
     tasks: tuple[str, ...] = key(TRACE, "the tasks, in order")
     test_on: str = key(
         "test", "items to score: `test`, or `eval` to choose the learning rate or epochs by", choices=("test", "eval")
@@ -126,13 +133,16 @@ class LLMOptions:
     epochs: tuple[int, ...] | None = key(
         None, "epochs of each task; null: the task's default (TRACE's 5, 3, 7, 5, 3, 5, 5, 7)", low=1
     )
-    method: str = key("wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS, names="folder")
+    method: str = key(
+        "wsc", ", ".join(f"`{name}`" for name in METHODS), choices=METHODS, names="folder", identifies="method"
+    )
     replay_ratio: float = key(
         0.1,
         "fraction of each earlier task in a replay epoch (the paper: 0.2, 0.4, 0.6, 0.8)",
         low=0,
         high=1,
         names="folder",
+        identifies="memory",
     )
     replay_epochs: int = key(1, "number of replay epochs, after the task's own epochs", low=1)
     task_arithmetic_scale: float = key(
@@ -215,8 +225,8 @@ class LLMConfig(LLMOptions, CorpusOptions, TinyModel, SharedOptions):
 
     def continues(self, identity: Mapping[str, object]) -> bool:
         """Whether the run with this ``identity`` is the same run; keys that it lacks have their earlier values."""
-        ours = self.identity()
-        return ours == up_to_date(without_dropped(identity), ours, KEYS)
+        present = self.identity()
+        return present == up_to_date(without_dropped(identity), present, KEYS)
 
     @property
     def corpus(self) -> tuple[Hashable, ...]:
@@ -226,6 +236,8 @@ class LLMConfig(LLMOptions, CorpusOptions, TinyModel, SharedOptions):
 
 KEYS = {**declared(SharedOptions), **declared(CorpusOptions, "llm."), **declared(TinyModel, "llm.")}
 KEYS |= {**declared(LLMOptions, "llm."), **declared(Consolidation, "wsc.")}
+IDENTIFYING = {key.identifies: name for name, key in KEYS.items() if key.identifies}  # field of an identity -> its key
+COMPARED = having(KEYS, compared=True)
 
 
 def resolve(flat: Mapping[str, object]) -> LLMConfig:

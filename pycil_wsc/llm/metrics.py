@@ -63,8 +63,8 @@ def _bare(text: str) -> str:
 
 
 def _choice(prediction: str, answer: str, prompt: str) -> bool:
-    ours, right = (re.match(r"\W*([A-Za-z0-9])\b", text) for text in (prediction, answer))
-    return ours is not None and right is not None and ours[1].upper() == right[1].upper()
+    chosen, right = (re.match(r"\W*([A-Za-z0-9])\b", text) for text in (prediction, answer))
+    return chosen is not None and right is not None and chosen[1].upper() == right[1].upper()
 
 
 def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
@@ -72,9 +72,9 @@ def _difflib_percent(prediction: str, answer: str, prompt: str) -> float:
 
     TRACE installs it without python-Levenshtein; it then uses difflib's heuristic.
     """
-    ours = _with_literals(prediction)
-    theirs = _with_literals(answer)
-    return round(100 * SequenceMatcher(None, ours, theirs).ratio()) / 100 if ours and theirs else 0.0
+    predicted = _with_literals(prediction)
+    expected = _with_literals(answer)
+    return round(100 * SequenceMatcher(None, predicted, expected).ratio()) / 100 if predicted and expected else 0.0
 
 
 def _indel_ratio(prediction: str, answer: str, prompt: str) -> float:
@@ -102,9 +102,9 @@ def _text(prompt: str) -> str:
 
 def rouge_l(prediction: str, reference: str) -> float:
     """ROUGE-L of ``rouge-score`` without stemming, in 0..1: words are ASCII letters and digits, in lower case."""
-    ours, theirs = (re.findall(r"[a-z0-9]+", text.lower()) for text in (prediction, reference))
-    common = LCSseq.similarity(ours, theirs)
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+    words, reference_words = (re.findall(r"[a-z0-9]+", text.lower()) for text in (prediction, reference))
+    common = LCSseq.similarity(words, reference_words)
+    return 2 * common / (len(words) + len(reference_words)) if common else 0.0
 
 
 def rouge_l_union(prediction: str, reference: str) -> float:
@@ -113,16 +113,16 @@ def rouge_l_union(prediction: str, reference: str) -> float:
     For each sentence of the *prediction*, its longest common subsequence with each sentence of the reference is taken;
     their union, as a set of words, is counted against the different words of either text. No sentence scores 0.
     """
-    ours = _sentences(prediction)
-    theirs = _sentences(reference)
-    if not ours or not theirs:
+    sentences = _sentences(prediction)
+    reference_sentences = _sentences(reference)
+    if not sentences or not reference_sentences:
         return 0.0
     common = set()
-    for sentence in ours:
-        for other in theirs:
+    for sentence in sentences:
+        for other in reference_sentences:
             common.update(_common_subsequence(sentence, other))
-    precision = len(common) / len(set(itertools.chain.from_iterable(ours)))
-    recall = len(common) / len(set(itertools.chain.from_iterable(theirs)))
+    precision = len(common) / len(set(itertools.chain.from_iterable(sentences)))
+    recall = len(common) / len(set(itertools.chain.from_iterable(reference_sentences)))
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 

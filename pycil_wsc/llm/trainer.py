@@ -20,13 +20,13 @@ from pycil_wsc.consolidation.sharded import local
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device, synchronize
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import write_atomically, write_json
-from pycil_wsc.llm import checkpoint
+from pycil_wsc.llm import trainer_checkpoint
 from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus, Step
 from pycil_wsc.llm.generation import answers, stops_alone
+from pycil_wsc.llm.language_result import result_of
 from pycil_wsc.llm.metrics import VERSIONS, score
 from pycil_wsc.llm.model import load_model, positions, save_model
-from pycil_wsc.llm.result import result_of
 from pycil_wsc.llm.training import TaskTrainer, consolidation, training_arguments
 from pycil_wsc.plugins.huggingface import drop_gathered
 from pycil_wsc.reproducibility import threads
@@ -76,7 +76,7 @@ class LanguageRun(TrainerCallback):
         result = result_of(self.config, self.corpus, self.trainer, self.journal, self.device)
         if self.processes.first:
             write_result(self.folder, result)
-            checkpoint.remove(self.folder)
+            trainer_checkpoint.remove(self.folder)
         return result.contents()
 
     def _set_up(self) -> None:
@@ -90,7 +90,7 @@ class LanguageRun(TrainerCallback):
         reset_peak_memory(self.device)
         # reading the weights may take longer than the timeout
         model = self.processes.in_all(lambda: load_model(config, self.corpus.tokenizer))
-        self.model = checkpoint.digest(model) if self.processes.first else ""
+        self.model = trainer_checkpoint.digest(model) if self.processes.first else ""
         stops_alone(model, self.corpus.tokenizer, self.corpus.frame.end)
         layers = sorted(getattr(model, "_no_split_modules", None) or ())
         arguments = training_arguments(config, len(self.steps), self.device, self.processes, layers)
@@ -119,7 +119,9 @@ class LanguageRun(TrainerCallback):
 
     def _restore(self) -> str | None:
         """Restore the state of the last checkpoint, if any; returns the folder in which the Trainer saved its part."""
-        state = self.processes.from_first(lambda: checkpoint.recorded(self.config, self.corpus.fingerprint, self.model))
+        state = self.processes.from_first(
+            lambda: trainer_checkpoint.recorded(self.config, self.corpus.fingerprint, self.model)
+        )
         path = self.folder / CHECKPOINT
         if not self.processes.agree(path.exists()):
             raise UnusableRun(
@@ -226,7 +228,7 @@ class LanguageRun(TrainerCallback):
         if self.processes.first:
             if merge:
                 save_file({name: tensor.contiguous() for name, tensor in merge.items()}, folder / MERGE)
-            checkpoint.record(self.folder, folder, state)
+            trainer_checkpoint.record(self.folder, folder, state)
 
     def _check_weights(self) -> None:
         """Raise :class:`TrainingDiverged` unless all weights are finite: the last loss is that before its update."""

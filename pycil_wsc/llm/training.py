@@ -14,11 +14,11 @@ from pycil_wsc import seeding
 from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.consolidation import moment_score
 from pycil_wsc.devices import make_current
-from pycil_wsc.llm.batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.config import CHECKPOINTS, LLMConfig
 from pycil_wsc.llm.corpus import Step
-from pycil_wsc.llm.merging import Merging
 from pycil_wsc.llm.model import Model
+from pycil_wsc.llm.running_merge import RunningMerge
+from pycil_wsc.llm.token_batches import collate, micro_batches, summed_losses
 from pycil_wsc.llm.tokens import Example
 from pycil_wsc.plugins.huggingface import Period, WSCCallback
 from pycil_wsc.training.precision import resolved_precision
@@ -54,9 +54,9 @@ class TaskTrainer(Trainer):
         self.model.tie_weights()  # on devices that register themselves with torch, `to` makes shared weights two
 
     @functools.cached_property
-    def merging(self) -> Merging:
+    def merging(self) -> RunningMerge:
         """The running merge, which begins with the weights before the first task."""
-        return Merging(self.config, self.model)
+        return RunningMerge(self.config, self.model)
 
     @property
     def sharded(self) -> bool:

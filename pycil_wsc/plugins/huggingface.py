@@ -348,7 +348,7 @@ class WSCCallback(TrainerCallback):
 def _check_names(options: Mapping[str, object]) -> None:
     """Raise TypeError if an option of the callback is none of :class:`WeightSpaceConsolidation`."""
     known = inspect.signature(WeightSpaceConsolidation).parameters.keys() - {"named_parameters"}
-    own = inspect.signature(WSCCallback).parameters.keys() - {"options"}
+    arguments = inspect.signature(WSCCallback).parameters.keys() - {"options"}
     for name, value in options.items():
         if name in known:
             continue
@@ -357,8 +357,9 @@ def _check_names(options: Mapping[str, object]) -> None:
             for argument, rule in (("reset", Blend), ("average", Average))
             if name in rule.__dataclass_fields__
         ]
-        near = [f"did you mean '{alike}'?" for alike in difflib.get_close_matches(name, known | own, n=1)]
-        hint = f"give {' or '.join(places)}" if places else next(iter(near), f"known: {', '.join(sorted(known | own))}")
+        near = [f"did you mean '{alike}'?" for alike in difflib.get_close_matches(name, known | arguments, n=1)]
+        all_known = f"known: {', '.join(sorted(known | arguments))}"
+        hint = f"give {' or '.join(places)}" if places else next(iter(near), all_known)
         raise TypeError(f"WSCCallback has no option '{name}'; {hint}")
 
 

@@ -35,10 +35,6 @@ from pycil_wsc.consolidation.options import option
 
 MODULES = ("convs", "models", "trainer", "utils")  # PyCIL's top-level modules
 PHASES = ("_update_representation", "_train_function", "_run")  # PyCIL's methods that train a later task
-UNFIT = dict.fromkeys(("beefiso", "der", "foster", "memo", "rmm-foster", "tagfex"), "has no single network") | {
-    "fetril": "trains only its head after the first task",
-    "ssre": "expands and compresses its network in each task",
-}
 
 
 class BadInput(Exception):
@@ -90,7 +86,7 @@ def run(checkout: Path, config: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Settings(EpochOptions):
+class PyCILOptions(EpochOptions):
     """The keys ``wsc.*`` that are available in PyCIL, with the meanings of docs/configuration.md."""
 
     average_lr: float | str | None = option(
@@ -106,7 +102,7 @@ class Settings(EpochOptions):
 
 
 def with_consolidation(
-    get_model: Callable[[str, dict[str, Any]], object], settings: Settings
+    get_model: Callable[[str, dict[str, Any]], object], settings: PyCILOptions
 ) -> Callable[[str, dict[str, Any]], object]:
     """PyCIL's ``get_model``, which also accepts ``wsc`` and ``wsc_<learner>``."""
 
@@ -114,7 +110,7 @@ def with_consolidation(
         base = "replay" if name.lower() == "wsc" else name.lower().removeprefix("wsc_")
         if base == name.lower():
             return _make(get_model, name, base, args)
-        _refuse(name, base, UNFIT.get(base))
+        _refuse(name, base, UNSEEN.get(base))
         learner = _make(get_model, name, base, args)
         _refuse(name, base, _unfit(learner))
         learner.__class__ = consolidated(type(learner), settings)
@@ -144,6 +140,12 @@ def _refuse(name, base, reason):
         )
 
 
+UNSEEN = {  # reasons that :func:`_unfit` cannot see: these learners have one network, and train it
+    "fetril": "trains only its head after the first task",
+    "ssre": "expands and compresses its network in each task",
+}
+
+
 def _unfit(learner):
     """Why the learner does not train one network in each task, or None."""
     if not isinstance(getattr(learner._network, "convnet", None), torch.nn.Module):
@@ -151,7 +153,7 @@ def _unfit(learner):
     return None if any(hasattr(learner, phase) for phase in PHASES) else "does not train its network in each task"
 
 
-def consolidated(learner_class: type, settings: Settings) -> type:
+def consolidated(learner_class: type, settings: PyCILOptions) -> type:
     """A subclass that trains each task with a consolidation, finished before exemplars, alignment and test."""
     phases = {
         phase: _with_consolidation(getattr(learner_class, phase), settings)
@@ -266,8 +268,8 @@ def enter(checkout: Path) -> None:
     sys.path.insert(0, str(checkout.resolve()))
 
 
-def load(path: Path) -> tuple[dict[str, Any], Settings]:
-    """Read a JSON file: PyCIL's arguments, and the :class:`Settings` of the consolidation."""
+def load(path: Path) -> tuple[dict[str, Any], PyCILOptions]:
+    """Read a JSON file: PyCIL's arguments, and the :class:`PyCILOptions` of the consolidation."""
     try:
         raw = json.loads(path.read_text())
     except OSError as error:
@@ -289,14 +291,14 @@ def load(path: Path) -> tuple[dict[str, Any], Settings]:
             f"--config {path}: wsc: has no effect on '{raw['model_name']}'; use wsc or wsc_{raw['model_name']}, or "
             "leave it out"
         )
-    known = [option.name for option in fields(Settings)]
+    known = [option.name for option in fields(PyCILOptions)]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
             raise BadInput(f"--config {path}: wsc: unknown option '{name}'; {hint}")
     try:
-        settings = Settings(**given)
+        settings = PyCILOptions(**given)
         settings.build(torch.nn.Linear(1, 1).named_parameters(), 100, 100)
     except (ValueError, OverflowError) as error:
         raise BadInput(f"--config {path}: wsc: {error}") from None

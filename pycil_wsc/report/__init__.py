@@ -46,16 +46,16 @@ def result_table(results: Iterable[Mapping[str, object]]) -> str:
 
 
 def write_report(
-    *folders: str | Path, out: str | Path | None = None, options: Options = DEFAULT, found: Found | None = None
+    *folders: str | Path, out: str | Path | None = None, options: Options = DEFAULT, runs: Found | None = None
 ) -> Path:
     """Write ``index.html``, ``tables/`` and ``figures/`` for the runs below ``folders``; return the page's path.
 
-    ``out`` is the output folder, by default ``report`` in the first of ``folders``. ``found``: what :func:`find_runs`
+    ``out`` is the output folder, by default ``report`` in the first of ``folders``. ``runs``: what :func:`find_runs`
     found in them, if that is known. Unusable files are skipped, listed in the report and left unchanged. Raises a
     :class:`UserError` if ``out`` cannot be written, matplotlib is not installed or no row is the chosen baseline.
     """
     out = Path(out) if out else Path(folders[0]) / "report"
-    found = found or find_runs(folders)
+    runs = runs or find_runs(folders)
     try:
         from pycil_wsc.report.page import write_page
     except ModuleNotFoundError as error:
@@ -63,8 +63,8 @@ def write_report(
             f"the report needs {error.name}: pip install -r requirements.txt, then "
             f"python -m pycil_wsc.report {' '.join(map(str, folders))}"
         ) from None
-    groups, duplicates = group_runs([*found.records, *found.language], options)
+    groups, duplicates = group_runs([*runs.records, *runs.language], options)
     check_baseline(groups, options)
-    found = replace(found, problems=[*found.problems, *duplicates])
+    runs = replace(runs, problems=[*runs.problems, *duplicates])
     with locked(out):  # two sweeps that share a folder may end at the same time
-        return write_page(groups, found, folders, out)
+        return write_page(groups, runs, folders, out)

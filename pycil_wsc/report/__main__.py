@@ -66,15 +66,15 @@ def _write(folders: Sequence[str], out: str | None, options: Options) -> Path:
     for folder in folders:
         if not os.path.lexists(folder):
             raise UserError(f"{folder}: no such file or folder")
-    found = find_runs(folders)
-    for path, reason in found.problems:
+    runs = find_runs(folders)
+    for path, reason in runs.problems:
         print(f"problem: {one_line(path)}: {one_line(reason)}", file=sys.stderr)
-    if not found.records and not found.language:
+    if not runs.records and not runs.language:
         unusable = "no finished run found (no usable result.json); give the folder of a sweep, runs/<prefix>"
         raise UserError(f"{', '.join(folders)}: {unusable}")
     common = Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
     beside = (common if common.is_dir() else common.parent) / "report"
-    return write_report(*folders, out=out or beside, options=options, found=found)
+    return write_report(*folders, out=out or beside, options=options, runs=runs)
 
 
 if __name__ == "__main__":

@@ -195,10 +195,10 @@ def _schedules(records: list[Record], usual: Mapping[str, Schedule]) -> dict[Rec
         """How far two shares are from each other; infinite if by more than their rounding to whole epochs."""
         total = 0.0
         counts = zip(schedule, _usual(anchor, usual), schedules[record], _usual(record.method, usual))
-        for theirs, usual_there, ours, usual_here in counts:
+        for other_length, usual_there, length, usual_here in counts:
             if not usual_there or not usual_here:
                 return math.inf
-            apart = abs(theirs / usual_there - ours / usual_here)
+            apart = abs(other_length / usual_there - length / usual_here)
             if apart > 0.5 / usual_there + 0.5 / usual_here:
                 return math.inf
             total += apart

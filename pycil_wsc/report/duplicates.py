@@ -72,10 +72,10 @@ def _completeness(record: Record) -> tuple[int, ...]:
 def _same(record: Record, counted: Record) -> str:
     if record.curve == counted.curve:
         return f"the same run as {counted.path}; counted once"
-    ours, theirs = (f"{result.average:.2f}" for result in (record, counted))
+    average, counted_average = (f"{result.average:.2f}" for result in (record, counted))
     apart = [name for name in ("device", "torch", "commit") if record.data.get(name) != counted.data.get(name)]
     other = f", and another {', '.join(apart)}" if apart else ""
     return (
-        f"contradicts {counted.path}: the same configuration and seed{other}, but the average is {ours} here and "
-        f"{theirs} there; the other is counted, move one of them away"
+        f"contradicts {counted.path}: the same configuration and seed{other}, but the average is {average} here and "
+        f"{counted_average} there; the other is counted, move one of them away"
     )

@@ -23,7 +23,7 @@ DRAWN = 8  # figures are drawn for this many groups, those with the most runs
 WIDE = 600  # pixels: wider figures have the whole page's width
 
 
-def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Path], out: Path) -> Path:
+def write_page(groups: Sequence[Group], runs: Found, folders: Sequence[str | Path], out: Path) -> Path:
     """Write the tables, the figures and the page; returns the path of ``index.html``.
 
     Failed tables and figures are listed on the page. Raises a :class:`UserError` if ``out`` cannot be written.
@@ -41,8 +41,8 @@ def write_page(groups: Sequence[Group], found: Found, folders: Sequence[str | Pa
         runs=len(records),
         methods=len({record.method for record in records}),
         failed=[failure for group in groups for failure in group.failed],
-        unfinished=found.unfinished,
-        problems=found.problems,
+        unfinished=runs.unfinished,
+        problems=runs.problems,
         origins=origins,
         source=PAPER["source"] if any(group.reference for group in groups) else "",
     )

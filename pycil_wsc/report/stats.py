@@ -17,18 +17,18 @@ def is_ahead(differences: pd.DataFrame) -> pd.Series:
     return differences.mean(axis=1) > reach(differences.count(axis=1) - 1) * differences.sem(axis=1)
 
 
-def apart(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
+def apart(rows: pd.DataFrame, other_rows: pd.DataFrame) -> pd.Series:
     """Whether the interval of the difference between two means over unrelated seeds excludes 0 (Welch's test).
 
     Both have the columns ``mean``, ``standard_error`` and ``averaged_over``. A single seed has no interval, nor has a
     mean without a standard error.
     """
-    squares = ours["standard_error"] ** 2
-    their_squares = theirs["standard_error"] ** 2
+    squares = rows["standard_error"] ** 2
+    their_squares = other_rows["standard_error"] ** 2
     variance = squares + their_squares
-    terms = squares**2 / (ours["averaged_over"] - 1) + their_squares**2 / (theirs["averaged_over"] - 1)
+    terms = squares**2 / (rows["averaged_over"] - 1) + their_squares**2 / (other_rows["averaged_over"] - 1)
     freedom = (variance**2 / terms).fillna(1)  # without any variance, every difference counts
-    return (ours["mean"] - theirs["mean"]).abs() > reach(freedom) * np.sqrt(variance)
+    return (rows["mean"] - other_rows["mean"]).abs() > reach(freedom) * np.sqrt(variance)
 
 
 def best(seeds: pd.DataFrame) -> pd.Index:

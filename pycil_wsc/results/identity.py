@@ -13,13 +13,14 @@ from functools import cached_property
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.options import BACKBONE_OPTION, CONSOLIDATED, KEYS
-from pycil_wsc.data.options import ALL, memory_keys
+from pycil_wsc.config.image_config import BACKBONE_OPTION, CONSOLIDATED, KEYS
+from pycil_wsc.data.data_options import ALL, memory_keys
 from pycil_wsc.files import Json
 from pycil_wsc.keys import having
 
 NAMED = frozenset(name for name, key in KEYS.items() if key.identifies)  # in fields of an identity of their own
-LANGUAGE_LEADING = ("llm.lora_rank",)  # with which an adapter's learning rate goes
+# with which an adapter's learning rate goes; not a role of the key, as readers of results do not import `llm`
+LANGUAGE_LEADING = ("llm.lora_rank",)
 LEADING = (*having(KEYS, sets_defaults=True), *LANGUAGE_LEADING)  # keys on which values of others depend
 OF_FIRST_TASK = sorted(name for name, key in KEYS.items() if key.like)
 _BY_PLACE = sorted((key.studied, name) for name, key in KEYS.items() if key.studied)
@@ -98,18 +99,26 @@ def is_own(name: str) -> bool:
     return not name.startswith(BACKBONE_OPTION)
 
 
-def language_identity(decisive: Mapping[str, Json], config: Mapping[str, Json]) -> Identity:
-    """The identity of a language model's run, from the keys that decide the result and the configuration."""
-    percent = round(100 * config["llm.replay_ratio"], 6)
-    named = ("seed", "llm.method", "llm.replay_ratio")
-    shared = {name: decisive[name] for name in ("llm.data", "llm.model")}
-    own_keys = {name: value for name, value in decisive.items() if name not in named and name not in shared}
+def language_identity(
+    decisive: Mapping[str, Json],
+    config: Mapping[str, Json],
+    identifying: Mapping[str, str],
+    compared: Iterable[str],
+) -> Identity:
+    """The identity of a language model's run, from the keys that decide the result and the configuration.
+
+    ``identifying``: the key of each of the fields ``method``, ``memory`` and ``seed``; ``compared``: the keys in which
+    runs must agree to be compared.
+    """
+    percent = round(100 * config[identifying["memory"]], 6)
+    shared = {name: decisive[name] for name in sorted(compared)}
+    elsewhere = {*identifying.values(), *shared}
     return Identity(
-        method=config["llm.method"],
+        method=config[identifying["method"]],
         memory=int(percent) if percent == int(percent) else percent,
-        seed=config["seed"],
+        seed=config[identifying["seed"]],
         shared=shared,
-        own=own_keys,
+        own={name: value for name, value in decisive.items() if name not in elsewhere},
     )
 
 

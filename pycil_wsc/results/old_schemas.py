@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.options import CONSOLIDATED, INCIDENTAL, KEYS
+from pycil_wsc.config.image_config import CONSOLIDATED, INCIDENTAL, KEYS
 from pycil_wsc.consolidation.options import WSCOptions
-from pycil_wsc.data.options import memory_keys
+from pycil_wsc.data.data_options import memory_keys
 from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, plain
 from pycil_wsc.results.identity import (
@@ -35,6 +35,8 @@ LANGUAGE_INCIDENTAL = {
     *("llm.micro_tokens", "llm.padding", "llm.packing", "llm.eval_batch", "llm.attn_implementation"),
     *("llm.gradient_checkpointing", "llm.shard", "llm.timeout_minutes", "llm.checkpoint_minutes"),
 }
+LANGUAGE_IDENTIFYING = {"method": "llm.method", "memory": "llm.replay_ratio", "seed": "seed"}
+LANGUAGE_COMPARED = ("llm.data", "llm.model")
 # the option by which runs of schema 1 read a memory key that `fixed_memory` left unused, and its values
 READS_MEMORY = "validation"
 MEMORY_READ = {"pycil": "memory_size", "per_class": "memory_per_class"}
@@ -94,7 +96,7 @@ def _identity(contents: Mapping[str, Json]) -> Identity:
     config = contents["config"]
     if contents["kind"] == LANGUAGE:
         decisive = with_earlier_values(_without(config, LANGUAGE_INCIDENTAL), declared(WSCOptions, "wsc."))
-        return language_identity(decisive, config)
+        return language_identity(decisive, config, LANGUAGE_IDENTIFYING, LANGUAGE_COMPARED)
     incidental = INCIDENTAL | _unused_memory(config)
     decisive = _without(with_earlier_values(config), incidental)
     method = config["model_name"]

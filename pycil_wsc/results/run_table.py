@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pycil_wsc.config.options import INCIDENTAL
+from pycil_wsc.config.image_config import INCIDENTAL
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json, absolute, locked, read_file, write_atomically
 from pycil_wsc.results.identity import NAMED
@@ -52,12 +52,12 @@ def finished(sweeps: Iterable[Path]) -> tuple[list[tuple[str, Record]], list[Pro
     runs: list[tuple[str, Record]] = []
     problems: list[Problem] = []
     for sweep in sweeps:
-        found = find_runs([sweep])
-        for record in found.records:
+        in_sweep = find_runs([sweep])
+        for record in in_sweep.records:
             if record.path is not None and record.path.name == RESULT:
                 runs.append((record.path.parent.relative_to(sweep).as_posix(), record))
-        problems += found.problems
-        problems += [(record.path, LANGUAGE) for record in found.language]
+        problems += in_sweep.problems
+        problems += [(record.path, LANGUAGE) for record in in_sweep.language]
     if not runs:
         named = ", ".join(map(str, sweeps))
         raise UserError(f"{named}: no finished run of image classification; give the folders of sweeps, runs/<prefix>")

@@ -14,9 +14,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pycil_wsc.config.image_config import in_file
 from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve_recorded
-from pycil_wsc.config.options import in_file
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
 from pycil_wsc.files import Json, read_file, remove, write_json
@@ -202,18 +202,18 @@ def find_runs(places: Iterable[str | Path]) -> Found:
     Results that were replaced, such as ``result.old.json``, are left out unless they are themselves ``places``.
     Does not raise an exception for any contents of a file.
     """
-    found = Found()
+    runs = Found()
     seen = set()
-    for path in _files(places, found.problems):
+    for path in _files(places, runs.problems):
         try:
             status = (path if path.name != METRICS else path.parent).stat()
         except (OSError, ValueError) as error:
-            found.problems.append((path, f"cannot be read ({_reason(error)})"))
+            runs.problems.append((path, f"cannot be read ({_reason(error)})"))
             continue
         if (status.st_dev, status.st_ino) not in seen:  # skip other names of the same file
             seen.add((status.st_dev, status.st_ino))
-            _add(path, found)
-    return found
+            _add(path, runs)
+    return runs
 
 
 def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Path]:
@@ -240,15 +240,15 @@ def _files(places: Iterable[str | Path], problems: list[Problem]) -> Iterable[Pa
                 yield Path(parent, METRICS)  # which a run that has not ended a task lacks
 
 
-def _add(path: Path, found: Found) -> None:
+def _add(path: Path, runs: Found) -> None:
     if path.name == METRICS:
         try:
             tasks = len(read_file(path).splitlines()) if path.exists() else 0  # a run in its first task lacks it
         except OSError as error:
-            found.problems.append((path, f"cannot be read ({_reason(error)})"))
+            runs.problems.append((path, f"cannot be read ({_reason(error)})"))
             tasks = 0
         done = "1 task done" if tasks == 1 else f"{tasks} tasks done"
-        found.unfinished.append((path.parent, done))
+        runs.unfinished.append((path.parent, done))
         return
     if path.suffix != ".json" or path.name == "config.json":
         return
@@ -258,13 +258,13 @@ def _add(path: Path, found: Found) -> None:
             return  # another kind of file
         result, flaws = parse(contents, path)
     except UnusableRun as error:
-        found.problems.append((path, str(error).removeprefix(f"{path}: ")))
+        runs.problems.append((path, str(error).removeprefix(f"{path}: ")))
         return
-    found.problems += [(path, flaw) for flaw in flaws]
+    runs.problems += [(path, flaw) for flaw in flaws]
     analyses_path = path.with_name(ANALYSES)
     analyses, flaws = read_analyses(analyses_path) if path.name == RESULT else ([], [])
-    found.problems += [(analyses_path, flaw) for flaw in flaws]
-    records = found.language if isinstance(result, LanguageResult) else found.records
+    runs.problems += [(analyses_path, flaw) for flaw in flaws]
+    records = runs.language if isinstance(result, LanguageResult) else runs.records
     records.append(Record(result, path, analyses))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.data.images.fingerprint import changed, decoded_otherwise
 from pycil_wsc.devices import computes_bf16
@@ -120,9 +120,9 @@ def keep_arithmetic(learner: BaseLearner, state: State) -> None:
     Raises :class:`UnusableRun` if the device does not have its precision, or the images do not fit on it any more or
     fit only now: those on the device are cropped by another program, whose results differ by a rounding.
     """
-    ours = arithmetic(learner)
-    precision, source = (state.get(name, ours[name]) for name in ours)  # missing in earlier versions' checkpoints
-    if source != ours["source"]:
+    present = arithmetic(learner)
+    precision, source = (state.get(name, present[name]) for name in present)  # missing in earlier versions' checkpoints
+    if source != present["source"]:
         change = "no longer" if source == "DeviceSource" else "only now"
         raise UnusableRun(
             f"cache_images: the run began elsewhere: its images {change} fit into the free memory of "

@@ -5,14 +5,14 @@ import json
 from collections.abc import Callable, Mapping
 
 from pycil_wsc import registry
-from pycil_wsc.config.checks import remarks
-from pycil_wsc.config.kinds import DEFAULT, ClassIncrementalKeys, register_kind, run_folder
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.config_checks import remarks
+from pycil_wsc.config.image_config import Config
+from pycil_wsc.config.kinds import DEFAULT, ClassIncrementalConfigs, register_kind, run_folder
 from pycil_wsc.data.configured import configured, for_training, known_images, with_memory_size
+from pycil_wsc.data.data_options import DataOptions, MemoryOptions
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.images.fingerprint import with_weights
 from pycil_wsc.data.images.sources import read_source
-from pycil_wsc.data.options import DataOptions, MemoryOptions
 from pycil_wsc.data.tasks.stream import joined
 from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.data.types import Dataset
@@ -34,8 +34,8 @@ LATEST = 2  # data sets that are kept as configured: with validation_split, each
 
 
 @register_kind(DEFAULT)
-class ClassIncremental(ClassIncrementalKeys[Dataset]):
-    """How runs are planned and executed; what their configurations are stands in the class that this one completes."""
+class ClassIncrementalRuns(ClassIncrementalConfigs[Dataset]):
+    """How class-incremental runs are planned and executed; the rest is inherited from the class that this completes."""
 
     unit = "images"
     records = (CHECKPOINT, "metrics.jsonl", "analyses.jsonl", "weights.pt", "weights-task*.pt", "tensorboard", "wandb")

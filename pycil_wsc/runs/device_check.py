@@ -28,7 +28,7 @@ IMAGES = 10  # per class: a tenth of them, which a method may hold out, is one
 BATCH = 8
 
 
-def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
+def check_device(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
     """Let another learner of the same settings learn small tasks on the device, as the run will: each loss and hook
     of the method that an epoch has, its analyses and optimiser, the choice of exemplars and the test.
 
@@ -41,7 +41,7 @@ def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
     if device.type == "cpu":
         return
     try:
-        with seeding.seeded(learner.config.seed, "rehearsal", device=device):
+        with seeding.seeded(learner.config.seed, "device check", device=device):
             _augment(learner)
             _learn(learner, device, analyses)
     except Exception as error:
@@ -62,7 +62,7 @@ def rehearse(learner: BaseLearner, analyses: Sequence[str] = ()) -> None:
 def _the_cpu_can(learner, analyses):
     """Whether the CPU can do it. An error that it raises too is not the device's: the run itself will show it."""
     try:
-        with seeding.seeded(learner.config.seed, "rehearsal"):
+        with seeding.seeded(learner.config.seed, "device check"):
             _learn(learner, torch.device("cpu"), analyses)
     except Exception:
         return False
@@ -73,8 +73,8 @@ def _place(error):
     """The line that raised it, outside of torch and of what counts its operations."""
     frames = traceback.extract_tb(error.__traceback__)
     passed_on = step_cost.__file__
-    ours = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != passed_on]
-    return f"{Path(ours[-1].filename).name} line {ours[-1].lineno}"
+    inside = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != passed_on]
+    return f"{Path(inside[-1].filename).name} line {inside[-1].lineno}"
 
 
 def _augment(learner):

@@ -19,8 +19,8 @@ import torch
 from filelock import Timeout
 
 from pycil_wsc import registry
-from pycil_wsc.config.checks import FIRST_TASKS
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.config_checks import FIRST_TASKS
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.images.fingerprint import hash_of_weights
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name

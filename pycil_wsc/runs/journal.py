@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.devices import peak_memory
 from pycil_wsc.errors import TrainingDiverged
 from pycil_wsc.files import Json, write_atomically

@@ -7,13 +7,13 @@ import numpy as np
 
 from pycil_wsc.data.configured import check_divided_memory
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
 from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.networks.nets import check_features
-from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.seeding import derived_seed, restored
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import BaseLearner, configured_backbone, configured_memory, num_logits

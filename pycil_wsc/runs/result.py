@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
 from pycil_wsc.files import Json

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from pycil_wsc.allocator import keep_freed_memory
-from pycil_wsc.config.checks import remarks
+from pycil_wsc.config.config_checks import remarks
+from pycil_wsc.config.image_config import Config, in_file
 from pycil_wsc.config.kinds import run_folder
-from pycil_wsc.config.options import Config, in_file
 from pycil_wsc.consolidation import NonFiniteGradients
 from pycil_wsc.data.batches.loader import open_source
-from pycil_wsc.data.images.files import line_of
 from pycil_wsc.data.images.fingerprint import fingerprint
+from pycil_wsc.data.images.image_files import line_of
 from pycil_wsc.data.tasks.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device
@@ -36,7 +36,7 @@ from pycil_wsc.runs.checkpoint import (
     with_pretrained,
     without_pretrained,
 )
-from pycil_wsc.runs.device_check import rehearse
+from pycil_wsc.runs.device_check import check_device
 from pycil_wsc.runs.journal import Journal, summary
 from pycil_wsc.runs.planning import check_plan, plan_of, too_slow
 from pycil_wsc.runs.progress import Progress, print_task
@@ -156,7 +156,7 @@ class Run(Monitor):
         if not self.processes.agree(self.data):
             raise UnusableRun(f"{self.folder}: not all processes have the same data; give all machines the same files")
         keep_freed_memory(self.device)
-        self.processes.in_all(lambda: rehearse(self.learner, self.config.analyse))
+        self.processes.in_all(lambda: check_device(self.learner, self.config.analyse))
         reset_peak_memory(self.device)
         where = device_name(self.device)
         if self.processes.count > 1:

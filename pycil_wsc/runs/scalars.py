@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.files import Json
 from pycil_wsc.results import metrics
 

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from pycil_wsc.consolidation.trackers import wide
 from pycil_wsc.registry import register_reset
 from pycil_wsc.state import State
-from pycil_wsc.studies.resets import Training
+from pycil_wsc.studies.rival_resets import Training
 
 
 class ContinualBackprop:

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.consolidation.checks import plain_name
+from pycil_wsc.consolidation.tensor_checks import plain_name
 from pycil_wsc.consolidation.trackers import wide
 
 Batches = Iterable[tuple[Tensor, Tensor]]

@@ -24,12 +24,12 @@ from pycil_wsc.data.batches.order import (
     repeated,
 )
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.plan import Plan
 from pycil_wsc.training.processes import Processes
-from pycil_wsc.training.replay import Entering, EpochPlan, Uploaded, draw_sizes, replayed_images, seed_of
+from pycil_wsc.training.replay_plan import Entering, EpochPlan, Uploaded, draw_sizes, replayed_images, seed_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +122,14 @@ class Sampling:
         mixed: batches follow ``replay_ratio``.
         views: how many augmentations of each image a batch has; all but the first are in ``batch.views``.
         source: None: the training images; otherwise a source of the same interface, such as
-            :class:`~pycil_wsc.data.batches.features.FeatureSource`, whose rows ``indices`` are, none of them
+            :class:`~pycil_wsc.data.batches.feature_source.FeatureSource`, whose rows ``indices`` are, none of them
             ``from_memory``.
         targets: int64 (rows,), the targets of all rows of ``source``.
         draw: generator on the device -> tensors that the loss needs, such as random numbers: ``batch.drawn``. They are
             the same in all processes.
         batch_size: None: the configured one.
         augmentation: None: the configured one.
-        stream: batches draw from a memory that they fill (:class:`~pycil_wsc.data.memory.stream.StreamMemory`).
+        stream: batches draw from a memory that they fill (:class:`~pycil_wsc.data.memory.stream_memory.StreamMemory`).
         times: each batch comes so many times in a row.
         plain: batches also have their images as in a test: ``batch.plain``.
     """
@@ -147,7 +147,7 @@ class Sampling:
     plain: bool = False
 
 
-class Trained(Protocol):
+class BatchedLearner(Protocol):
     """What the batches need of a learner."""
 
     manager: TaskSequence
@@ -176,7 +176,7 @@ class Batches:
     ``source``: the training images, from which the batches are loaded.
     """
 
-    def __init__(self, learner: Trained, source: Source) -> None:
+    def __init__(self, learner: BatchedLearner, source: Source) -> None:
         self.learner = learner
         self.source = source
         self.held_out: np.ndarray | None = None  # exemplars that the present task does not train on: int64 (n,)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from pycil_wsc import seeding
-from pycil_wsc.data.batches.features import FeatureSource
+from pycil_wsc.data.batches.feature_source import FeatureSource
 from pycil_wsc.data.batches.gaussians import GaussianSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.networks.layers import freeze

@@ -15,7 +15,7 @@ from pycil_wsc import registry, seeding
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.memory.choices import normalise
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, did_you_mean
 from pycil_wsc.keys import NoOptions
@@ -25,7 +25,7 @@ from pycil_wsc.state import State
 from pycil_wsc.training import learner_state, loop
 from pycil_wsc.training.batches import Batch, Batches
 from pycil_wsc.training.learner_config import LearnerConfig
-from pycil_wsc.training.optimizers.groups import parameter_groups
+from pycil_wsc.training.optimizers.parameter_groups import parameter_groups
 from pycil_wsc.training.optimizers.schedules import task_schedule
 from pycil_wsc.training.outputs import Outputs
 from pycil_wsc.training.over import Over

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pycil_wsc.data.options import DataOptions
+from pycil_wsc.data.data_options import DataOptions
 from pycil_wsc.keys import key
-from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.networks.backbone_options import BackboneOptions
 
 CONSOLIDATED = "+wsc"  # ends the names of methods to which Weight Space Consolidation was added
 
@@ -230,7 +230,7 @@ class LearnerConfig(
 ):
     """What a learner reads of a run's configuration: the keys of the subpackages it uses, and these.
 
-    The configuration itself (:class:`pycil_wsc.config.options.Config`) declares the keys of the run, too.
+    The configuration itself (:class:`pycil_wsc.config.image_config.Config`) declares the keys of the run, too.
     """
 
     wsc: Any  # the options of Weight Space Consolidation, declared by `config`

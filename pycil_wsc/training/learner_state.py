@@ -71,8 +71,8 @@ def first_task_state(learner: Started) -> State:
 
 def load_first_task(learner: Started, state: State) -> None:
     """Load what :func:`first_task_state` returned for another learner."""
-    for mine, trained in zip(_first_task_tensors(learner), state["tensors"], strict=True):
-        mine.copy_(trained)
+    for tensor, trained in zip(_first_task_tensors(learner), state["tensors"], strict=True):
+        tensor.copy_(trained)
     learner.spent.images = state["images_trained"]
     learner.spent.operations = state["train_flops"]
 

@@ -8,7 +8,7 @@ from pycil_wsc import seeding
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.training import budget
-from pycil_wsc.training.optimizers.groups import clip
+from pycil_wsc.training.optimizers.parameter_groups import clip
 from pycil_wsc.training.phase import Monitor, PhaseRun, Resume
 from pycil_wsc.training.step.backward import Backward
 from pycil_wsc.training.step.cost import StepCost

@@ -11,7 +11,7 @@ from pycil_wsc.data.batches.order import batch_slices, repeated
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.batches import Batch, Sampling
-from pycil_wsc.training.optimizers.groups import set_rate
+from pycil_wsc.training.optimizers.parameter_groups import set_rate
 from pycil_wsc.training.optimizers.schedules import Schedule
 
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]  # batch -> (scalar loss, logits (B, classes))

@@ -7,11 +7,11 @@ from torch import nn
 
 from pycil_wsc.data.batches.order import epoch_order
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.networks.tuning.transformer import check_transformer
 from pycil_wsc.training.learner_config import LearnerConfig
-from pycil_wsc.training.replay import Draw, draw_sizes, planned_images, seed_of
+from pycil_wsc.training.replay_plan import Draw, draw_sizes, planned_images, seed_of
 
 
 class Plan:

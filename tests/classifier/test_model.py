@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional
 
 from pycil_wsc import registry
 from pycil_wsc.classifier.predict.images import Transform
-from pycil_wsc.data.images.files import IMAGENET
+from pycil_wsc.data.images.image_files import IMAGENET
 from pycil_wsc.data.images.npz import info_of_arrays
 from pycil_wsc.errors import UserError
 
@@ -98,7 +98,7 @@ def test_of_a_very_long_image_the_middle_is_resized(size, monkeypatch):
     info = replace(of_arrays(), crop="resized", image_size=16, stored_size=None)
     long = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
     found = Transform(info).fitted(long)
-    monkeypatch.setattr("pycil_wsc.data.images.files.LONGEST", 10_000)
+    monkeypatch.setattr("pycil_wsc.data.images.image_files.LONGEST", 10_000)
     np.testing.assert_allclose(found.astype(int), Transform(info).fitted(long), atol=1)
 
 

@@ -12,13 +12,13 @@ import pycil_wsc.llm.config  # noqa: F401  # with it, files of language models a
 from pycil_wsc import registry
 from pycil_wsc.classifier.store.settings import OF_EXPERIMENTS
 from pycil_wsc.config.dropped import DROPPED
+from pycil_wsc.config.image_config import INCIDENTAL, KEYS
 from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve, resolve_recorded
-from pycil_wsc.config.options import INCIDENTAL, KEYS
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, declared, key
 from pycil_wsc.methods.consolidation.wsc import configured_learner
-from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.training.learner import configured_backbone
 from utils.factory import OF_WHOLE_RUNS
 

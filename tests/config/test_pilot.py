@@ -11,7 +11,7 @@ from support.pilot_files import files
 
 from main import main
 from pycil_wsc.config.loading import load
-from pycil_wsc.config.pilot import our_names
+from pycil_wsc.config.pilot_files import our_names
 from pycil_wsc.errors import UserError
 
 FILES = files()

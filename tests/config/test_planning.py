@@ -9,7 +9,7 @@ from torch import nn
 
 from main import main
 from pycil_wsc import registry
-from pycil_wsc.config.checks import remarks
+from pycil_wsc.config.config_checks import remarks
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.tasks.tasks import TaskSequence, tasks_of

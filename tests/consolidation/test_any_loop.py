@@ -23,7 +23,7 @@ from pycil_wsc.consolidation import (
     ranking,
 )
 from pycil_wsc.consolidation.importance import MOMENT_SCORES
-from pycil_wsc.studies.resets import Random, ShrinkPerturb
+from pycil_wsc.studies.rival_resets import Random, ShrinkPerturb
 
 # The whole, against the slow reference.
 

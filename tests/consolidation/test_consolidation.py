@@ -31,7 +31,7 @@ from pycil_wsc.consolidation import (
     top_mask,
     update_moments_,
 )
-from pycil_wsc.studies.resets import ShrinkPerturb
+from pycil_wsc.studies.rival_resets import ShrinkPerturb
 
 EXPS = Path(__file__).parents[2] / "exps"
 

@@ -66,7 +66,7 @@ class Learner:
 
 
 def pycils_path(tmp_path):
-    settings = pycil.Settings(retain=0.3, blend=0.4, average_every=1, average_lr=None)
+    settings = pycil.PyCILOptions(retain=0.3, blend=0.4, average_every=1, average_lr=None)
     learner = Learner()
     learner.__class__ = pycil.consolidated(Learner, settings)
     optimizer = make_optimizer(learner._network)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from reference import merging as twins
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pycil_wsc.consolidation.merging import (
-    MagMax,
+from pycil_wsc.consolidation.model_merging import (
+    MagMaxMerge,
     ModelSoup,
     OnlineAverage,
     Slerp,
     TaskArithmetic,
-    Ties,
+    TiesMerge,
     fisher_mean,
     slerp,
 )
@@ -25,7 +25,7 @@ MERGES = {
     "avg_online": OnlineAverage,
     "slerp": Slerp,
     "task_arithmetic": TaskArithmetic,
-    "magmax": MagMax,
+    "magmax": MagMaxMerge,
 }
 
 OPTIONS = {
@@ -36,7 +36,7 @@ OPTIONS = {
     "magmax": [{"scale": 0.5}],
 }
 BY_TENSOR = [(name, options) for name, choices in OPTIONS.items() for options in choices]  # each tensor for itself
-METHODS = MERGES | {"ties": Ties}
+METHODS = MERGES | {"ties": TiesMerge}
 EVERY = [*BY_TENSOR, ("ties", {"scale": 0.6, "keep": 0.3})]
 
 
@@ -324,7 +324,7 @@ def test_options_out_of_range_are_refused(name, options, says):
 @pytest.fixture
 def models_resident():
     pytest.importorskip("transformers")
-    from pycil_wsc.llm.result import models_resident
+    from pycil_wsc.llm.language_result import models_resident
 
     return models_resident
 

@@ -13,7 +13,7 @@ from pycil_wsc.consolidation import (
     WeightSpaceConsolidation,
     moment_score,
 )
-from pycil_wsc.studies.resets import Random, ShrinkPerturb
+from pycil_wsc.studies.rival_resets import Random, ShrinkPerturb
 
 SOURCES = ["own", "optimizer"]
 

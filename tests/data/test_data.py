@@ -27,8 +27,8 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images import fingerprint as fingerprints
 from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split, load_dataset, sized
-from pycil_wsc.data.images.files import decode
 from pycil_wsc.data.images.fingerprint import changed
+from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.images.npz import mean_and_std
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import Unwritable, UserError

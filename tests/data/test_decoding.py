@@ -21,12 +21,12 @@ from torchvision.transforms import v2
 from pycil_wsc import Accept
 from pycil_wsc.classifier.predict.images import Transform, as_picture, opened
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.images import files as image_files
 from pycil_wsc.data.images import fingerprint as fingerprints
+from pycil_wsc.data.images import image_files
 from pycil_wsc.data.images import map as image_map
 from pycil_wsc.data.images.datasets import load_dataset
-from pycil_wsc.data.images.files import decode, in_colour, line_of, suffixes
 from pycil_wsc.data.images.fingerprint import changed, decoded_otherwise
+from pycil_wsc.data.images.image_files import decode, in_colour, line_of, suffixes
 from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import UserError

@@ -14,7 +14,7 @@ from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.tasks.domains import angle_of, in_domains
 from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.errors import UserError
-from pycil_wsc.runs.class_incremental import ClassIncremental
+from pycil_wsc.runs.class_incremental import ClassIncrementalRuns
 
 KEYS = {"dataset": "digits", "model_name": "replay", "convnet_type": "mlp", "convnet_options.side": 8, "device": "cpu"}
 KEYS |= {"memory_per_class": 5, "init_epoch": 1, "epochs": 1, "images_per_class": 10, "precision": "fp32"}
@@ -74,7 +74,7 @@ def test_drawn_domains_follow_the_seed(digits):
 
 def test_every_task_has_all_classes_and_is_tested_on_its_own_domain(digits, tmp_path):
     config = resolve(KEYS | {"domains": ["original", "rotated:90", "permuted"], "out": str(tmp_path)})
-    kind = ClassIncremental()
+    kind = ClassIncrementalRuns()
     data = kind.loader()(config)
     tasks = tasks_of(data, config).tasks
     assert [(task.num_new, len(task.train_indices)) for task in tasks] == [(10, 100), (0, 100), (0, 100)]

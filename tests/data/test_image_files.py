@@ -12,7 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from pycil_wsc.classifier.predict.images import opened
 from pycil_wsc.data.images.datasets import load_dataset
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.errors import UserError
 

@@ -29,14 +29,14 @@ from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.images import map as image_map
 from pycil_wsc.data.images import parallel
 from pycil_wsc.data.images.datasets import load_dataset, sized
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UnusableRun, Unwritable, UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs import speed
-from pycil_wsc.runs.class_incremental import ClassIncremental
+from pycil_wsc.runs.class_incremental import ClassIncrementalRuns
 from pycil_wsc.runs.run import Run
 
 SIZES = [(80, 60), (50, 90), (40, 40), (200, 37), (37, 120)]  # width, height; the short side becomes 37
@@ -441,7 +441,7 @@ def test_a_run_learns_from_decoded_images(where, folder, tmp_path):
     keys = {"dataset": f"folder:{folder}", "image_size": 32, "cache_images": where, "data_root": str(tmp_path)}
     keys |= {"init_cls": 1, "increment": 1, "num_workers": 0, "out": str(tmp_path / "runs"), "epochs": 1}
     config = resolve(SETTINGS | keys | {"init_epoch": 1, "milestones": [], "init_milestones": []})
-    kind, data = ClassIncremental(), Datasets()
+    kind, data = ClassIncrementalRuns(), Datasets()
     assert not list(tmp_path.rglob("decoded-*")), "a plan decodes nothing"
     result = kind.execute(config, data.of(config), lambda progress: None)
     assert len(result["curve"]) == 2 and list(tmp_path.rglob("decoded-*.npz"))

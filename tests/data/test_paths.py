@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pycil_wsc.data.images import paths
-from pycil_wsc.data.images.files import common_folder
+from pycil_wsc.data.images.image_files import common_folder
 from pycil_wsc.data.images.paths import Paths, compact, concatenated, folders_in, renamed
 
 NAMES = ["/a/b/c.jpg", "/a/b/d.jpg", "x.jpg", "r/\xe9\udcff.png", "//q/w.jpg", "/a/..", "/z.jpg", "/a/b/e.jpg"]

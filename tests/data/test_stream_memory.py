@@ -8,9 +8,9 @@ import torch
 from reference.mammoth import Buffer
 
 from pycil_wsc.data.batches.order import batch_slices, repeated
-from pycil_wsc.data.memory.stream import NONE, SlotValues, StreamMemory
+from pycil_wsc.data.memory.stream_memory import NONE, SlotValues, StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
-from pycil_wsc.training.replay import EpochPlan, planned_images
+from pycil_wsc.training.replay_plan import EpochPlan, planned_images
 
 
 def stream(length, classes=3, seed=0):

@@ -600,7 +600,7 @@ def test_a_finished_language_model_keeps_no_checkpoint_of_a_run_that_was_killed_
 
 def test_a_language_models_checkpoint_is_on_the_disk_before_it_is_named(tmp_path):
     """As far as the order of the calls shows; the checkpoints before it are removed afterwards."""
-    from pycil_wsc.llm import checkpoint
+    from pycil_wsc.llm import trainer_checkpoint
 
     for name in ("checkpoint-1", "checkpoint-2"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
@@ -613,7 +613,7 @@ def test_a_language_models_checkpoint_is_on_the_disk_before_it_is_named(tmp_path
         assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
     with patch("os.fsync", fsync):
-        checkpoint.record(tmp_path, weights.parent, {})
+        trainer_checkpoint.record(tmp_path, weights.parent, {})
     assert flushed[:2] == [str(weights), str(weights.parent)] and "checkpoint.json" in flushed[2]
     assert not (tmp_path / "checkpoints" / "checkpoint-1").exists()
 

@@ -89,7 +89,7 @@ def test_the_time_to_save_is_no_training_time(llm_settings, monkeypatch):
         return seconds[0]
 
     monkeypatch.setattr("pycil_wsc.runs.journal.time.perf_counter", now)
-    monkeypatch.setattr("pycil_wsc.llm.checkpoint.record", save)
+    monkeypatch.setattr("pycil_wsc.llm.trainer_checkpoint.record", save)
     result = LanguageRun(*configured(llm_settings, llm__checkpoint_minutes=0, llm__max_new_tokens=1)).execute()
     assert result["train_seconds"] < 10 and result["total_seconds"] > 400
 

@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerFast
 
 from pycil_wsc.errors import UserError
 from pycil_wsc.llm import tokens
-from pycil_wsc.llm.batches import IGNORED, collate, micro_batches, summed_losses
 from pycil_wsc.llm.corpus import shuffled
 from pycil_wsc.llm.model import load_model, tiny_llama
+from pycil_wsc.llm.token_batches import IGNORED, collate, micro_batches, summed_losses
 from pycil_wsc.llm.tokens import (
     Example,
     Frame,

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from pycil_wsc.consolidation import Average, Blend, Revert
-from pycil_wsc.consolidation.merging import slerp
+from pycil_wsc.consolidation.model_merging import slerp
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.llm.corpus import Epoch, Step
 from pycil_wsc.llm.generation import answers, stops_alone

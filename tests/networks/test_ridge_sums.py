@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pycil_wsc.networks.closed_form import RidgeSums
+from pycil_wsc.networks.closed_form_nets import RidgeSums
 
 
 @pytest.mark.parametrize("rows", [1, 12])

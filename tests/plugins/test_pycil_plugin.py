@@ -135,9 +135,12 @@ def test_the_rate_is_held_after_the_warm_up_and_zero_rates_stay_zero(run):
     [
         ({"model_name": "wsc_replai"}, "model_name: 'wsc_replai' is not a learner of this checkout"),
         ({"model_name": "icarl2"}, "model_name: 'icarl2' is not a learner of this checkout"),
-        ({"model_name": "wsc_der"}, "model_name: 'wsc_der': PyCIL's der has no single network"),
-        ({"model_name": "wsc_foster"}, "model_name: 'wsc_foster': PyCIL's foster has no single network"),
-        ({"model_name": "wsc_mixture"}, "model_name: 'wsc_mixture': PyCIL's mixture has no single network"),
+        *(
+            ({"model_name": f"wsc_{name}"}, f"model_name: 'wsc_{name}': PyCIL's {name} has no single network")
+            for name in ("mixture", "beefiso", "der", "foster", "memo", "rmm-foster", "tagfex")
+        ),
+        ({"model_name": "wsc_fetril"}, "PyCIL's fetril trains only its head after the first task"),
+        ({"model_name": "wsc_ssre"}, "PyCIL's ssre expands and compresses its network in each task"),
         (
             {"model_name": "wsc_simplecil"},
             "model_name: 'wsc_simplecil': PyCIL's simplecil does not train its network in each task",
@@ -240,7 +243,7 @@ def plain_epoch(network, batches, optimizer):
 
 def through_the_plugin(**options):
     learner = Learner()
-    learner.__class__ = pycil.consolidated(Learner, pycil.Settings(**options))
+    learner.__class__ = pycil.consolidated(Learner, pycil.PyCILOptions(**options))
     optimizer = learner.optimizer()
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 6], gamma=0.1)
     learner._update_representation(learner.batches(), None, optimizer, scheduler)
@@ -271,7 +274,7 @@ def test_the_phase_gives_the_weights_of_the_same_steps_in_a_plain_loop(hold):
 
 def test_only_the_first_phase_of_a_task_is_consolidated():
     learner = Learner()
-    learner.__class__ = pycil.consolidated(Learner, pycil.Settings(average_lr=None))
+    learner.__class__ = pycil.consolidated(Learner, pycil.PyCILOptions(average_lr=None))
     optimizer = learner.optimizer()
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
     learner._update_representation(learner.batches(), None, optimizer, constant)
@@ -286,4 +289,4 @@ def test_only_the_first_phase_of_a_task_is_consolidated():
 
 def test_options_have_the_names_and_defaults_of_our_own_keys():
     ours = {f.name: f.default for f in fields(WSCKeys)} | {"average_lr": "initial"}  # PyCIL's lrate
-    assert {f.name: f.default for f in fields(pycil.Settings)}.items() <= ours.items()
+    assert {f.name: f.default for f in fields(pycil.PyCILOptions)}.items() <= ours.items()

@@ -12,7 +12,7 @@ from pycil_wsc.consolidation.averaging import Average
 from pycil_wsc.consolidation.functional import Betas
 from pycil_wsc.consolidation.importance import DriftScore, MomentScore, moment_score
 from pycil_wsc.consolidation.resets import Blend, Reset, Revert
-from pycil_wsc.studies.resets import Random, ShrinkPerturb
+from pycil_wsc.studies.rival_resets import Random, ShrinkPerturb
 
 Lists = dict[str, list[float]]
 

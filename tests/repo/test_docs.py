@@ -120,8 +120,8 @@ def packages_of(code):
 
 def check_keys(some):
     """These keys of a configuration exist and have values that they may have."""
+    from pycil_wsc.config.image_config import KEYS
     from pycil_wsc.config.loading import flatten, resolve
-    from pycil_wsc.config.options import KEYS
 
     assert flatten(some).keys() <= KEYS.keys()
     if str(some.get("convnet_type")).startswith("timm:"):
@@ -910,7 +910,7 @@ def test_the_first_task_is_consolidated_nowhere_by_default_and_the_pages_say_so(
 
 
 def test_the_page_lists_the_keys_that_make_no_new_run():
-    from pycil_wsc.config.options import KEYS
+    from pycil_wsc.config.image_config import KEYS
     from pycil_wsc.keys import RESULT
 
     page = (ROOT / "docs/configuration.md").read_text()

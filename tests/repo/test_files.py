@@ -110,7 +110,6 @@ def test_a_configuration_may_still_come_from_a_pipe_but_not_without_end(monkeypa
 
 OTHERS = {  # files of the package itself or of the system, and what a person names on a command line
     "allocator.py",  # /proc and /sys
-    "config/unknown.py",  # the package's source
     "devices.py",  # /proc
     "files.py",
     "plugins/pycil.py",  # --config

@@ -13,7 +13,7 @@ from support.odd_names import ODD
 from support.synthetic import HERE, lines_of
 
 from pycil_wsc import report
-from pycil_wsc.data.options import ALL
+from pycil_wsc.data.data_options import ALL
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import Options, group_runs

@@ -7,7 +7,7 @@ from support import synthetic
 from support.synthetic import HERE, accuracy, lines_of, names_of, record
 
 from pycil_wsc import registry, report
-from pycil_wsc.config.options import KEYS
+from pycil_wsc.config.image_config import KEYS
 from pycil_wsc.keys import having
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import Options, group_runs

@@ -83,7 +83,7 @@ def test_runs_with_adapters_are_named_by_their_rank_and_not_by_the_rate_that_goe
 @pytest.mark.slow
 def test_a_task_may_have_the_name_of_another_column_of_the_report(tmp_path):
     tasks = ["forgetting", "average", "average (task)", "minutes", "overall", "name", "memory", "time", "value"]
-    report.write_report(tmp_path, out=tmp_path / "out", found=Found(language=[Record.of(made_up(tasks=tasks))]))
+    report.write_report(tmp_path, out=tmp_path / "out", runs=Found(language=[Record.of(made_up(tasks=tasks))]))
     page = (tmp_path / "out" / "index.html").read_text()
     assert "failed" not in page.lower()
     (path,) = (tmp_path / "out" / "tables").glob("scores-trace-*.csv")

@@ -13,9 +13,9 @@ from support.odd_names import ODD
 from support.synthetic import HERE, accuracy, lines_of, names_of, record
 
 from pycil_wsc import registry, report
+from pycil_wsc.config.image_config import KEYS
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.config.options import KEYS
-from pycil_wsc.data.options import ALL
+from pycil_wsc.data.data_options import ALL
 from pycil_wsc.keys import Key
 from pycil_wsc.report import __main__ as command
 from pycil_wsc.report.groups import group_runs

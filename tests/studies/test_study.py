@@ -23,7 +23,7 @@ from pycil_wsc.consolidation import (
 )
 from pycil_wsc.errors import UserError
 from pycil_wsc.studies.diagonals import fisher_diagonal, hessian_diagonal
-from pycil_wsc.studies.resets import Random, ShrinkPerturb
+from pycil_wsc.studies.rival_resets import Random, ShrinkPerturb
 
 
 def tiny_network():

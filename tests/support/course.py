@@ -9,8 +9,8 @@ import torch
 from support.small_runs import SETTINGS, suited, uncounted
 
 from pycil_wsc import registry
+from pycil_wsc.config.image_config import KEYS
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.config.options import KEYS
 from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.tasks.tasks import tasks_of

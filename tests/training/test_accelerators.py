@@ -35,8 +35,8 @@ from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.methods.replay.replay import Replay
-from pycil_wsc.plugins.pycil import Settings, consolidated
-from pycil_wsc.runs.device_check import rehearse
+from pycil_wsc.plugins.pycil import PyCILOptions, consolidated
+from pycil_wsc.runs.device_check import check_device
 from pycil_wsc.runs.run import Run
 from pycil_wsc.seeding import seeded
 from pycil_wsc.studies.flatness import Flatness
@@ -60,15 +60,15 @@ def composed_attention():
 
 
 @pytest.fixture(autouse=True)
-def unrehearsed(request, monkeypatch):
-    """Runs begin without the rehearsal, which takes as long as they, but in tests with ``rehearsed``."""
-    if "rehearsed" not in request.fixturenames:
-        monkeypatch.setattr("pycil_wsc.runs.run.rehearse", lambda *arguments: None)
+def without_device_check(request, monkeypatch):
+    """Runs begin without the device check, which takes as long as they, but in tests with ``with_device_check``."""
+    if "with_device_check" not in request.fixturenames:
+        monkeypatch.setattr("pycil_wsc.runs.run.check_device", lambda *arguments: None)
 
 
 @pytest.fixture
-def rehearsed():
-    """In tests with this, runs begin with their rehearsal."""
+def with_device_check():
+    """In tests with this, runs begin with their device check."""
 
 
 @pytest.fixture
@@ -160,8 +160,8 @@ def test_every_learner_is_that_of_the_cpu_with_every_optimiser(name, tmp_path):
     assert_nothing_on_the_host(on_device.learner)
     launched = {operator for operator in simulated_device.take_launched() if not operator.startswith(OPTIMISERS)}
     with without(float64=False):  # as on MPS
-        rehearse(on_device.learner)
-    assert launched <= simulated_device.take_launched(), "the rehearsal tries each operator"
+        check_device(on_device.learner)
+    assert launched <= simulated_device.take_launched(), "the device check tries each operator"
     assert on_device.counted == on_device.phases
     steps = on_device.steps
     if steps:
@@ -171,7 +171,7 @@ def test_every_learner_is_that_of_the_cpu_with_every_optimiser(name, tmp_path):
     assert others <= steps.keys() <= {(0, 0)} | others
 
 
-OPTIMISERS = ("aten::_fused_sgd_", "aten::_fused_adam")  # of all optimisers; the rehearsal tries its own
+OPTIMISERS = ("aten::_fused_sgd_", "aten::_fused_adam")  # of all optimisers; the device check tries its own
 OTHER_STEPS = {
     "gss": {(10, 8)},  # which images enter the memory depends on gradients, and is decided on the host
     "gem": {(2, 1)},  # the products of the gradients go to the host, and the weights of the projection to the device
@@ -179,13 +179,13 @@ OTHER_STEPS = {
 }
 
 
-def test_the_rehearsal_tests_in_the_batches_of_the_run(settings):
+def test_the_device_check_tests_in_the_batches_of_the_run(settings):
     """Distances of more than 25 features are computed by other operators than those of fewer."""
     run = run_on("sim", settings, model_name="replay", batch_size=32, max_tasks=2)
     simulated_device.take_launched()
     run.execute()
     launched = simulated_device.take_launched()
-    rehearse(run.learner)
+    check_device(run.learner)
     assert launched <= simulated_device.take_launched()
 
 
@@ -221,7 +221,7 @@ def test_options_of_the_consolidation_are_those_of_the_cpu(keys, settings):
     same_on_both(settings, max_tasks=2, **keys)
 
 
-def test_analyses_are_those_of_the_cpu(settings, monkeypatch, rehearsed):
+def test_analyses_are_those_of_the_cpu(settings, monkeypatch, with_device_check):
     monkeypatch.setattr(Flatness, "directions", 1)
     monkeypatch.setattr(Flatness, "distances", (-0.5, 0.0))
     run = same_on_both(settings, max_tasks=2, analyse=sorted(registry.analyses))
@@ -414,7 +414,7 @@ class Later:
 
 def test_the_plugin_for_pycil_consolidates_as_on_the_cpu():
     states = {}
-    consolidation = {"cpu": Settings(), "sim:1": Settings(), "plain": None}
+    consolidation = {"cpu": PyCILOptions(), "sim:1": PyCILOptions(), "plain": None}
     for name, settings in consolidation.items():
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
@@ -488,14 +488,14 @@ def test_a_language_model_learns_as_on_the_cpu(tmp_path):
         ({"operators": ["aten::nan_to_num"]}, {"model_name": "derpp"}, "in dark_er.py line "),  # of its second task
     ],
 )
-def test_what_a_device_lacks_is_one_line_before_training(lacks, keys, message, settings, rehearsed):
+def test_what_a_device_lacks_is_one_line_before_training(lacks, keys, message, settings, with_device_check):
     operators = lacks.pop("operators", ())
     with without(*operators, **lacks), pytest.raises(UserError) as error:
         run_on("sim", settings, **keys).execute()
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_method_that_cannot_learn_the_small_tasks_is_trained_all_the_same(settings, monkeypatch, rehearsed):
+def test_a_method_that_cannot_learn_the_small_tasks_is_trained_all_the_same(settings, monkeypatch, with_device_check):
     def demand(learner, task):
         assert len(task.train_indices) > 20
 
@@ -509,7 +509,7 @@ def test_bf16_is_not_chosen_where_there_is_none(settings):
     assert run_on("sim", settings, precision="auto").learner.precision.name == "bf16"
 
 
-def test_analyses_without_float64_say_so_and_are_near_those_with_it(settings, monkeypatch, caplog, rehearsed):
+def test_analyses_without_float64_say_so_and_are_near_those_with_it(settings, monkeypatch, caplog, with_device_check):
     monkeypatch.setattr(Flatness, "directions", 1)
     keys = {"max_tasks": 2, "analyse": sorted(registry.analyses)}
     analyses = []
@@ -569,7 +569,7 @@ def test_a_mistake_in_a_loss_raises(mistake, message, settings, monkeypatch):
         mistaken(mistake, settings, monkeypatch).execute()
 
 
-def test_a_loss_in_float64_is_found_before_training_where_there_is_none(settings, monkeypatch, rehearsed):
+def test_a_loss_in_float64_is_found_before_training_where_there_is_none(settings, monkeypatch, with_device_check):
     with without(float64=False), pytest.raises(UserError, match=r"no float64, in test_accelerators.py line \d+\)"):
         mistaken(with_float64, settings, monkeypatch).execute()
 

@@ -13,7 +13,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.replay.redo import ReDo
-from pycil_wsc.runs import device_check as rehearsal
+from pycil_wsc.runs import device_check
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training import budget
 from pycil_wsc.training.learner import grow_for
@@ -254,11 +254,11 @@ def test_counting_the_operations_of_a_step_leaves_no_trace(settings):
     assert all(parameter.grad is None for parameter in learner.parameters())
 
 
-def test_the_rehearsal_recycles_units(settings, monkeypatch):
+def test_the_device_check_recycles_units(settings, monkeypatch):
     recycled = []
     monkeypatch.setattr(ReDo, "_renew", lambda learner, *arguments: recycled.append(learner.steps))
     learner = run(settings, model_name="redo").learner
-    rehearsal._learn(learner, torch.device("cpu"), ())
+    device_check._learn(learner, torch.device("cpu"), ())
     assert recycled and learner.config.options.recycle_every == 1000
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import pycil_wsc
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.batches.features import FeatureSource
+from pycil_wsc.data.batches.feature_source import FeatureSource
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.memory.values import ExemplarValues

@@ -18,8 +18,8 @@ from pycil_wsc.consolidation.options import EpochOptions
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
 from pycil_wsc.methods.consolidation.triggers import Plateau
+from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.networks.nets import ExpandingNet
-from pycil_wsc.networks.options import BackboneOptions
 from pycil_wsc.training import budget
 from pycil_wsc.training.batches import Sampling
 from pycil_wsc.training.learner import grow_for

@@ -21,8 +21,8 @@ from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.corrections import corrections_in
 from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import contradictions, first_alike, learns_once
-from pycil_wsc.config.options import Config
-from pycil_wsc.data.images.files import are_pictures, counted, decode, image_status, is_turned
+from pycil_wsc.config.image_config import Config
+from pycil_wsc.data.images.image_files import are_pictures, counted, decode, image_status, is_turned
 from pycil_wsc.data.images.paths import names_in
 from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
@@ -166,8 +166,8 @@ def _contradictory(part: Dataset, looked: Looked, keys: Sequence[Key]) -> list[t
     """Images that are there with two classes: each but the first, its class, and the first one's."""
     rows = np.flatnonzero(looked.readable)
     names, targets = part.info.classes, part.train.targets[rows]
-    found = contradictions(_as_items(looked.hashes)[rows], targets)
-    return [(keys[rows[row]], names[targets[row]], names[targets[first]]) for row, first in found]
+    contradicting_rows = contradictions(_as_items(looked.hashes)[rows], targets)
+    return [(keys[rows[row]], names[targets[row]], names[targets[first]]) for row, first in contradicting_rows]
 
 
 class Looked(NamedTuple):

@@ -34,11 +34,11 @@ from pycil_wsc.classifier.predict.arguments import folder_of, refusing
 from pycil_wsc.classifier.predict.classifier import Classifier, precision_of_answers
 from pycil_wsc.classifier.predict.familiarity import Familiarity
 from pycil_wsc.classifier.predict.images import opened
-from pycil_wsc.classifier.predict.model import Model, for_prediction
+from pycil_wsc.classifier.predict.predictor import Model, for_prediction
 from pycil_wsc.classifier.predict.rebuild import Reached, checked_info, grown, with_weights_elsewhere
 from pycil_wsc.classifier.store.settings import OF_EXPERIMENTS, configured
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import read_file, readable_json, write_together

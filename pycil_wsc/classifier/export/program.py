@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pycil_wsc.classifier.predict.familiarity import Familiarity
 from pycil_wsc.classifier.predict.images import Transform
-from pycil_wsc.classifier.predict.model import FamiliarityModel, Model
+from pycil_wsc.classifier.predict.predictor import FamiliarityModel, Model
 from pycil_wsc.errors import UserError, first_line
 from pycil_wsc.files import write_atomically
 

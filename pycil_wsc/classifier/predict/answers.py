@@ -17,7 +17,7 @@ from pycil_wsc.classifier.predict.expected import Expected, expected_accuracy
 from pycil_wsc.classifier.predict.familiarity import Familiarity, Refused, refusals
 from pycil_wsc.classifier.predict.features import Features
 from pycil_wsc.classifier.predict.images import Images, Key, Transform
-from pycil_wsc.classifier.predict.model import Model
+from pycil_wsc.classifier.predict.predictor import Model
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.outputs import best_classes

@@ -21,7 +21,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from pycil_wsc.data.batches.augmentation import augment
 from pycil_wsc.data.images.datasets import path_of
-from pycil_wsc.data.images.files import decode, in_colour, middle, open_image, walked
+from pycil_wsc.data.images.image_files import decode, in_colour, middle, open_image, walked
 from pycil_wsc.data.images.npz import three_channels
 from pycil_wsc.data.images.sources import image_array
 from pycil_wsc.data.types import DatasetInfo

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from torchvision.transforms import InterpolationMode
 
-from pycil_wsc.config.options import KEYS, Config
+from pycil_wsc.config.image_config import KEYS, Config
 from pycil_wsc.data.batches.loader import open_source
-from pycil_wsc.data.options import AugmentationOptions
+from pycil_wsc.data.data_options import AugmentationOptions
 from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.devices import numbered, out_of_memory, resolved_device

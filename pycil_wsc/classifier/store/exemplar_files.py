@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from pycil_wsc.classifier.store.hashes import content_of, file_hash, files_in, sha256_of
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import read_file, write_atomically

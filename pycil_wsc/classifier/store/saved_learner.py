@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from pycil_wsc.classifier.predict.answers import Answers
 from pycil_wsc.classifier.predict.classifier import Classifier, precision_of_answers
-from pycil_wsc.classifier.predict.model import for_prediction
+from pycil_wsc.classifier.predict.predictor import for_prediction
 from pycil_wsc.classifier.predict.rebuild import Reached, config_with_weights_elsewhere, rebuilt
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.state import State

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pycil_wsc import registry
 from pycil_wsc.classifier.predict.arguments import from_python
 from pycil_wsc.config.completion import complete
+from pycil_wsc.config.image_config import BACKBONE_OPTION, KEYS, Config
 from pycil_wsc.config.loading import flatten
-from pycil_wsc.config.options import BACKBONE_OPTION, KEYS, Config
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import having, plain
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pycil_wsc.classifier.predict.rebuild import Reached, grown
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.consolidation.wsc import configured_learner

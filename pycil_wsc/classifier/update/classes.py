@@ -32,7 +32,7 @@ from pycil_wsc.classifier.update.corrections import Corrections, corrections_in,
 from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import Say, learns_once, takes_out
 from pycil_wsc.classifier.update.source import part_of
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.images.sources import Source
 from pycil_wsc.data.memory.memory import regrouped
 from pycil_wsc.data.tasks.stream import marked

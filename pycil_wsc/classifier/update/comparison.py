@@ -11,8 +11,8 @@ from pycil_wsc.classifier.store.bookkeeping import Decision, OfClass
 from pycil_wsc.classifier.update.gate import EXEMPLARS, Accept, decided
 from pycil_wsc.classifier.update.held_out import check_usable, rows_of
 from pycil_wsc.classifier.update.known_images import Say
-from pycil_wsc.config.options import Config
-from pycil_wsc.data.images.files import line_of
+from pycil_wsc.config.image_config import Config
+from pycil_wsc.data.images.image_files import line_of
 from pycil_wsc.data.images.sources import read_source
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError

@@ -12,7 +12,7 @@ from pycil_wsc.classifier.store.bookkeeping import Relabelled
 from pycil_wsc.classifier.store.hashes import digests_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.stream import kept
 from pycil_wsc.data.types import Split

@@ -9,7 +9,7 @@ import numpy as np
 from pycil_wsc.classifier.predict.images import Transform, chunks
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping
 from pycil_wsc.classifier.store.hashes import digests_of
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.types import Dataset, DatasetInfo, Split
 from pycil_wsc.seeding import derived_seed
 

@@ -93,14 +93,14 @@ def contradictions(contents: np.ndarray, targets: np.ndarray) -> list[tuple[int,
 
 def _say_contradictions(part: Dataset, digests: np.ndarray, say: Say) -> None:
     targets, names = part.train.targets, part.info.classes
-    found = contradictions(digests, targets)
-    if not found:
+    contradicting_rows = contradictions(digests, targets)
+    if not contradicting_rows:
         return
-    row, first = found[0]
+    row, first = contradicting_rows[0]
     image = called(part.train, row)
     classes = f"'{names[targets[first]]}' and '{names[targets[row]]}'"
-    which = "1 image comes" if len(found) == 1 else f"{len(found)} images come"
-    more = ", ..." if len(found) > 1 else ""
+    which = "1 image comes" if len(contradicting_rows) == 1 else f"{len(contradicting_rows)} images come"
+    more = ", ..." if len(contradicting_rows) > 1 else ""
     say(f"{which} with two classes: {image} ({classes}){more}; leave it out of one of them")
 
 

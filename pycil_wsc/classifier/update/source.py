@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pycil_wsc.config.options import Config
-from pycil_wsc.data.images.files import line_of
+from pycil_wsc.config.image_config import Config
+from pycil_wsc.data.images.image_files import line_of
 from pycil_wsc.data.images.paths import renamed
 from pycil_wsc.data.images.sources import Source, read_source
 from pycil_wsc.data.types import Dataset, Split

@@ -48,7 +48,7 @@ from pycil_wsc.classifier.update.kept_features import Choice, chosen, features_a
 from pycil_wsc.classifier.update.known_images import learns_once, new_images
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
 from pycil_wsc.classifier.update.source import part_of
-from pycil_wsc.config.options import Config
+from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.configured import check_divided_memory, for_training, with_memory_size
 from pycil_wsc.data.images.fingerprint import changed
 from pycil_wsc.data.images.sources import Source

@@ -25,7 +25,7 @@ from pycil_wsc.data.batches.augmentation import augment, crops
 from pycil_wsc.data.batches.augmentation.auto_augment import AutoAugment
 from pycil_wsc.data.batches.augmentation.rand_augment import RandAugment
 from pycil_wsc.data.batches.order import WHOLE, Parts, Share, batch_slices, chunks, epoch_order, size_of
-from pycil_wsc.data.images.files import decode
+from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.images.parallel import at_most_one_per_core, worker_ended
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split
 from pycil_wsc.devices import free_memory

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pycil_wsc.data.images.files import read_folder
 from pycil_wsc.data.images.fingerprint import fingerprint, fingerprint_of_file
+from pycil_wsc.data.images.image_files import read_folder
 from pycil_wsc.data.images.npz import (
     ARRAYS,
     check_arrays,

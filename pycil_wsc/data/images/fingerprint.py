@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pycil_wsc.data.images.files import DECODING, common_folder, image_status
+from pycil_wsc.data.images.image_files import DECODING, common_folder, image_status
 from pycil_wsc.data.images.paths import folders_in, names_in
 from pycil_wsc.data.types import Dataset, Fingerprint, Split
 from pycil_wsc.errors import UserError
@@ -116,8 +116,8 @@ def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
 
 def decoded_otherwise(before: Fingerprint | None, now: Fingerprint | None) -> bool:
     """Whether image files of ``before`` were decoded in another way than those of ``now``, as by earlier versions."""
-    ours = _decodings(now)
-    return isinstance(before, dict) and bool(before) and bool(ours) and not _decodings(before) <= ours
+    decodings = _decodings(now)
+    return isinstance(before, dict) and bool(before) and bool(decodings) and not _decodings(before) <= decodings
 
 
 def _decodings(data: Fingerprint | None) -> set[int | None]:

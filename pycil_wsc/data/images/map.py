@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pycil_wsc.data.images.files import DECODING, common_folder, decode, image_status, middle_box, open_file
+from pycil_wsc.data.images.image_files import DECODING, common_folder, decode, image_status, middle_box, open_file
 from pycil_wsc.data.images.parallel import map_parts, process_pool
 from pycil_wsc.data.types import Dataset, ImageMap
 from pycil_wsc.errors import Unwritable, UserError

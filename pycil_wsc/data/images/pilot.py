@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pycil_wsc.data.images.files import read_folder
+from pycil_wsc.data.images.image_files import read_folder
 from pycil_wsc.data.types import Dataset, DatasetInfo
 from pycil_wsc.errors import UserError
 from pycil_wsc.registry import datasets, register_dataset

@@ -14,8 +14,8 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torch.utils.data import Dataset as TorchDataset
 
 from pycil_wsc.data.images.datasets import load_dataset, path_of
-from pycil_wsc.data.images.files import in_colour, info_of_files, read_task_folder
 from pycil_wsc.data.images.fingerprint import fingerprint
+from pycil_wsc.data.images.image_files import in_colour, info_of_files, read_task_folder
 from pycil_wsc.data.images.npz import check_names, info_of_arrays, three_channels
 from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError, first_line
@@ -46,7 +46,7 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     """Read the images and class names of one task.
 
     Args:
-        source: ``"folder:PATH"`` (:func:`pycil_wsc.data.images.files.read_task_folder`), another name accepted by
+        source: ``"folder:PATH"`` (:func:`pycil_wsc.data.images.image_files.read_task_folder`), another name accepted by
             :func:`~.datasets.load_dataset`, ``(images, labels)``, a map-style torch ``Dataset`` of (image, label), or a
             data set of Hugging Face's ``datasets`` with a column of ``Image`` and one of ``ClassLabel`` (or one called
             label). Images are uint8 (N, side, side, 3) or (N, side, side), as a tensor also (N, 3, side, side), or file

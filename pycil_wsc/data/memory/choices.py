@@ -3,7 +3,7 @@
 import numpy as np
 
 from pycil_wsc.data.memory.memory import Pool
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.registry import register_exemplars
 
 

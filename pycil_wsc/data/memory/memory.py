@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from pycil_wsc import registry
+from pycil_wsc.data.data_options import ALL
 from pycil_wsc.data.memory.values import ExemplarValues
-from pycil_wsc.data.options import ALL
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.state import State
 

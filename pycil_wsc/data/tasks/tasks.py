@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pycil_wsc.data.options import SeededTasks
+from pycil_wsc.data.data_options import SeededTasks
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError, plural
 from pycil_wsc.seeding import derived_seed

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import Unpack
 
-from pycil_wsc.consolidation.merging import fisher_mean
+from pycil_wsc.consolidation.model_merging import fisher_mean
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.averaging.merging import InterpolatingLearner, Weights
+from pycil_wsc.methods.averaging.merging_learner import InterpolatingLearner, Weights
 from pycil_wsc.methods.penalties.fisher import fisher_of_batches
 from pycil_wsc.networks.heads import part_of
 from pycil_wsc.registry import register_learner

@@ -3,10 +3,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pycil_wsc.consolidation.merging import MagMax as MagMaxMerge
-from pycil_wsc.consolidation.merging import Merge
+from pycil_wsc.consolidation.model_merging import MagMaxMerge, Merge
 from pycil_wsc.keys import key
-from pycil_wsc.methods.averaging.merging import TaskVectorLearner
+from pycil_wsc.methods.averaging.merging_learner import TaskVectorLearner
 from pycil_wsc.registry import register_learner
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pycil_wsc.keys import key
-from pycil_wsc.methods.averaging.merging import InterpolatingLearner
+from pycil_wsc.methods.averaging.merging_learner import InterpolatingLearner
 from pycil_wsc.registry import register_learner
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead, RidgeSums, SummedHead, Sums, without_empty
+from pycil_wsc.networks.closed_form_nets import ComputedHead, RidgeSums, SummedHead, Sums, without_empty
 from pycil_wsc.registry import register_learner
 
 

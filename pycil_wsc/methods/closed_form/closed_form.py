@@ -14,7 +14,7 @@ from pycil_wsc import seeding
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import widest_float
 from pycil_wsc.keys import key
-from pycil_wsc.networks.closed_form import ClosedFormNet, Lent
+from pycil_wsc.networks.closed_form_nets import ClosedFormNet, Lent
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments, BaseLearner

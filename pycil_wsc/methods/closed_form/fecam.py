@@ -6,7 +6,7 @@ from torch.nn.functional import normalize
 
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.tuned import TunedClosedForm
-from pycil_wsc.networks.closed_form import NEVER
+from pycil_wsc.networks.closed_form_nets import NEVER
 from pycil_wsc.registry import register_learner
 
 ROUNDING = 1e-6  # of a sum of squares in float32 from which most terms were taken out

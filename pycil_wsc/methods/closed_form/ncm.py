@@ -3,7 +3,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead, merged, without_empty
+from pycil_wsc.networks.closed_form_nets import ComputedHead, merged, without_empty
 from pycil_wsc.registry import register_learner
 
 

@@ -7,7 +7,7 @@ from torch.nn.functional import linear, normalize
 
 from pycil_wsc.keys import key
 from pycil_wsc.methods.closed_form.tuned import TunedClosedForm
-from pycil_wsc.networks.closed_form import ComputedHead, SummedHead, Sums, ridge_regression, without_empty
+from pycil_wsc.networks.closed_form_nets import ComputedHead, SummedHead, Sums, ridge_regression, without_empty
 from pycil_wsc.registry import register_learner
 
 RIDGES = [10.0**power for power in range(-8, 9)]  # the authors' candidates

@@ -26,7 +26,7 @@ from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import Backbone, inner_units
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
-from pycil_wsc.studies.resets import Fresh, Sum, Training
+from pycil_wsc.studies.rival_resets import Fresh, Sum, Training
 from pycil_wsc.training.learner import Arguments, BaseLearner, Given, grow_for
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimizers.schedules import held_lr

@@ -6,7 +6,7 @@ from torch.nn.functional import linear, normalize, pad
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.prototypes.class_rows import by_class
+from pycil_wsc.methods.prototypes.class_rows_learner import by_class
 from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.networks.tuning.modules import Adapter

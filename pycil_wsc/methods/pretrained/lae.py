@@ -14,7 +14,7 @@ from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.optimizers.groups import apart
+from pycil_wsc.training.optimizers.parameter_groups import apart
 from pycil_wsc.training.phase import Phase
 
 

@@ -13,7 +13,7 @@ from pycil_wsc.data.batches.gaussians import GaussianSource
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.keys import key
-from pycil_wsc.methods.prototypes.class_rows import ClassRows, by_class
+from pycil_wsc.methods.prototypes.class_rows_learner import ClassRows, by_class
 from pycil_wsc.networks.heads import NormalHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.networks.tuning.modules import Adapter
@@ -21,7 +21,7 @@ from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.optimizers.groups import apart
+from pycil_wsc.training.optimizers.parameter_groups import apart
 from pycil_wsc.training.optimizers.schedules import cosine_lr
 from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.step.backward import Backward

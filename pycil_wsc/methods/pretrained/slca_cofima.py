@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from pycil_wsc.consolidation.merging import fisher_mean
+from pycil_wsc.consolidation.model_merging import fisher_mean
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.penalties.fisher import fisher_of_batches

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from pycil_wsc.data.batches.features import FeatureSource
+from pycil_wsc.data.batches.feature_source import FeatureSource
 from pycil_wsc.data.tasks.tasks import Task
-from pycil_wsc.methods.prototypes.class_rows import ClassRows, by_class
+from pycil_wsc.methods.prototypes.class_rows_learner import ClassRows, by_class
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments

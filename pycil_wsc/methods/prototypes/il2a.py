@@ -157,12 +157,12 @@ class MixingSource:
             indices, targets, batch_size, train=train, seed=seed, shuffle=False, augmentation=self.augmentation
         )
         for number, ((images, labels), end) in enumerate(zip(whole, ends.tolist(), strict=True)):
-            mine = slice(end - len(drawn[number][0]), end)
-            weight = weights[mine, None, None, None]
-            mixed = weight * images[first[mine]] + (1 - weight) * images[second[mine]]
+            of_share = slice(end - len(drawn[number][0]), end)
+            weight = weights[of_share, None, None, None]
+            mixed = weight * images[first[of_share]] + (1 - weight) * images[second[of_share]]
             rows = share.rows(number)
             if rows is not None:
-                yield images[rows], labels[rows], mixed[rows], classes[mine][rows]
+                yield images[rows], labels[rows], mixed[rows], classes[of_share][rows]
 
     def pairs(self, targets: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         """The positions of both images, the class and the weight of the first image of each mixture: all (M,)."""

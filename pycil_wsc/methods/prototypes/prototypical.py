@@ -13,7 +13,7 @@ from pycil_wsc.data.memory.choices import normalise
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.distilling import DistillingLearner
-from pycil_wsc.methods.prototypes.class_rows import ClassRows, by_class
+from pycil_wsc.methods.prototypes.class_rows_learner import ClassRows, by_class
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.phase import Phase
 

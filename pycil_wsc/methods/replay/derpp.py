@@ -8,7 +8,7 @@ from pycil_wsc.methods.replay.dark_er import squared_distances
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
-from pycil_wsc.training.replay import Draw
+from pycil_wsc.training.replay_plan import Draw
 
 
 @register_learner("derpp", epochs=70, milestones=[30, 50])

@@ -13,7 +13,7 @@ from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.replay import Draw
+from pycil_wsc.training.replay_plan import Draw
 
 
 @register_learner("er_ace", epochs=70, milestones=[30, 50])

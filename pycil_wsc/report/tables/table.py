@@ -48,7 +48,7 @@ def seeds_of(cells: pd.DataFrame) -> list[str]:
 class Text(NamedTuple):
     """A cell as text: our mean and its spread, the paper's number, and an arrow with the difference from it."""
 
-    own: str
+    measured: str
     paper: str
     apart: str
     best: bool
@@ -114,7 +114,7 @@ class Table:
         title = f"{self.title}. {self.group.title}" if titled else self.title
         labels = self.cells[[*self.labels]].to_numpy(dtype=object)[:: len(self.columns)]
         frame = pd.DataFrame(
-            [[cell.own for cell in cells] for _, cells in self.rows],
+            [[cell.measured for cell in cells] for _, cells in self.rows],
             index=[" ".join(map(one_line, names)) for names in labels],
             columns=pd.Index([column.label for column in self.columns], name="/".join(self.labels)),
         )
@@ -128,12 +128,12 @@ def _as_text(cell: Any, column: Column, spread: str) -> Text:
     known = not np.isnan(width) and not column.exact
     while known and width and not round(width, decimals) and decimals < column.decimals + 3:
         decimals += 1  # a spread is not shown as 0
-    ours = f"{cell.mean:{'+' if column.signed else ''},.{decimals}f}" if cell.averaged_over else "–"
-    ours += f" ± {width:,.{decimals}f}" if known else ""
+    text = f"{cell.mean:{'+' if column.signed else ''},.{decimals}f}" if cell.averaged_over else "–"
+    text += f" ± {width:,.{decimals}f}" if known else ""
     paper = "" if np.isnan(cell.paper_mean) else f"{cell.paper_mean:.2f}"
     paper += "" if np.isnan(cell.paper_standard_error) else f" ± {cell.paper_standard_error:.1f}"
     apart = "" if np.isnan(cell.differs_by) else f"{'▲' if cell.differs_by > 0 else '▼'} {abs(cell.differs_by):.2f}"
-    return Text(ours, paper, apart, bool(cell.best))
+    return Text(text, paper, apart, bool(cell.best))
 
 
 def _without_formula(label: object) -> object:

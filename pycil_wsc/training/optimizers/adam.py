@@ -2,7 +2,7 @@ import torch
 
 from pycil_wsc.registry import register_optimizer
 from pycil_wsc.training.learner_config import OptimizerOptions
-from pycil_wsc.training.optimizers.groups import Group
+from pycil_wsc.training.optimizers.parameter_groups import Group
 
 
 # torch's defaults; PyCIL's learning rate of 0.1, which is also the default of `wsc.average_lr`, is for SGD

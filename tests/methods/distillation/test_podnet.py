@@ -16,7 +16,7 @@ from pycil_wsc.methods.distillation.podnet import nca
 from pycil_wsc.networks.heads import ProxyHead
 from pycil_wsc.networks.stages import with_stages
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.optimizers.groups import set_rate
+from pycil_wsc.training.optimizers.parameter_groups import set_rate
 
 KEYS = {"convnet_type": "resnet8", "convnet_options.width": 2, "nb_proxy": 3, "milestones": []}
 KEYS |= {"init_milestones": []}

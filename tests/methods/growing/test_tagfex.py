@@ -10,7 +10,7 @@ from support.small_runs import batch_of
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.config.pycil import our_names, our_values
+from pycil_wsc.config.pycil_files import our_names, our_values
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.batches import Batch

@@ -14,7 +14,7 @@ from support.small_runs import SETTINGS, killed_at, run_of, small_data, uncounte
 
 from pycil_wsc import seeding
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.memory.stream import NONE
+from pycil_wsc.data.memory.stream_memory import NONE
 from pycil_wsc.data.tasks.tasks import blurred
 from pycil_wsc.training.learner import grow_for
 

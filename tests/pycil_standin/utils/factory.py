@@ -8,7 +8,7 @@ def get_model(model_name, args):
         from models.bic import BiC
 
         return BiC(args)
-    elif name == "mixture":
+    elif name in ("mixture", "beefiso", "der", "foster", "memo", "rmm-foster", "tagfex"):  # expanding networks
         from models.mixture import Mixture
 
         return Mixture(args)

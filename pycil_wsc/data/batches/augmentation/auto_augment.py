@@ -81,9 +81,9 @@ def drawn(rng: np.random.Generator, number: int, rows: slice) -> Iterator[tuple[
     for layer in range(2):
         for policy, operations in enumerate(policies()):
             name, probability, magnitude = operations[layer]
-            mine = (chosen == policy) & (chances[layer] < probability)
+            of_policy = (chosen == policy) & (chances[layer] < probability)
             for sign, side in ((1, ~negated[layer]), (-1, negated[layer])):
-                images = np.flatnonzero(mine & side)
+                images = np.flatnonzero(of_policy & side)
                 if len(images):
                     yield name, sign * value_of(name, magnitude), images
 

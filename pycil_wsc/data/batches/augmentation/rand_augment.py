@@ -56,9 +56,9 @@ def drawn(rng: np.random.Generator, number: int, rows: slice) -> Iterator[tuple[
         negated = rng.random(number)[rows] < 0.5
         levels = np.clip(rng.normal(MAGNITUDE, MAGNITUDE_STD, len(names)), 0, 10) / 10
         for operation, (name, level) in enumerate(zip(names, levels)):
-            mine = (chosen == operation) & applied
+            of_operation = (chosen == operation) & applied
             for sign, side in ((-1, negated), (1, ~negated)):
-                images = np.flatnonzero(mine & side)
+                images = np.flatnonzero(of_operation & side)
                 if len(images):
                     yield name, float(sign * level), images
 

@@ -4,12 +4,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc.data.batches.order import epoch_order
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.replay import seed_of
+from pycil_wsc.training.replay_plan import seed_of
 from pycil_wsc.training.step.backward import Backward
 
 

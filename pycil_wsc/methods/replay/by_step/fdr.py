@@ -10,16 +10,16 @@ from typing_extensions import Unpack
 
 from pycil_wsc import seeding
 from pycil_wsc.data.batches.order import batch_slices, epoch_order
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.learner import Arguments, BaseLearner
-from pycil_wsc.training.optimizers.groups import clip
+from pycil_wsc.training.optimizers.parameter_groups import clip
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.replay import entering_of, seed_of
+from pycil_wsc.training.replay_plan import entering_of, seed_of
 from pycil_wsc.training.step.backward import Backward
 
 AFTER = "after the task"  # the address of the pass that stores logits

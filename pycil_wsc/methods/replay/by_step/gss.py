@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from pycil_wsc import seeding
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import NONE, StreamMemory
+from pycil_wsc.data.memory.stream_memory import NONE, StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.by_step.pixels import Pixels
@@ -19,7 +19,7 @@ from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
 from pycil_wsc.training.phase import PhaseRun
-from pycil_wsc.training.replay import Draw, draw_sizes, planned_images
+from pycil_wsc.training.replay_plan import Draw, draw_sizes, planned_images
 from pycil_wsc.training.step.backward import Backward
 
 EMPTY_SCORE = 0.1  # of the images of the first batch, as in Mammoth

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from pycil_wsc import seeding
-from pycil_wsc.data.memory.stream import StreamMemory
+from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.er import ER
@@ -19,9 +19,9 @@ from pycil_wsc.state import State
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments
-from pycil_wsc.training.optimizers.groups import clip
+from pycil_wsc.training.optimizers.parameter_groups import clip
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.replay import seed_of
+from pycil_wsc.training.replay_plan import seed_of
 from pycil_wsc.training.step.backward import Backward
 
 

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from pycil_wsc import seeding
 from pycil_wsc.data.batches.augmentation.simclr import NUMBERS, strongly_augmented
 from pycil_wsc.data.batches.order import batch_slices, epoch_order
-from pycil_wsc.data.memory.stream import NONE, StreamMemory
+from pycil_wsc.data.memory.stream_memory import NONE, StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.by_step.pixels import Pixels
@@ -23,7 +23,7 @@ from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.phase import Phase
-from pycil_wsc.training.replay import Draw, draw_sizes, entering_of, seed_of
+from pycil_wsc.training.replay_plan import Draw, draw_sizes, entering_of, seed_of
 
 AFTER = "after the task"  # the address of the passes that store logits
 

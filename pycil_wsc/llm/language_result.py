@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import transformers
 
-from pycil_wsc.consolidation.merging import Merge
+from pycil_wsc.consolidation.model_merging import Merge
 from pycil_wsc.devices import device_name
 from pycil_wsc.keys import RECORDED, select
-from pycil_wsc.llm.config import KEYS, LLMConfig
+from pycil_wsc.llm.config import COMPARED, IDENTIFYING, KEYS, LLMConfig
 from pycil_wsc.llm.corpus import Corpus
 from pycil_wsc.llm.metrics import VERSIONS, summary
 from pycil_wsc.llm.training import TaskTrainer
@@ -37,7 +37,7 @@ def result_of(
     paper, streamed = models_resident(trainer.merging.merge, len(history), copied)
     return LanguageResult(
         config=values,
-        identity=language_identity(config.identity(), values),
+        identity=language_identity(config.identity(), values, IDENTIFYING, COMPARED),
         data=corpus.fingerprint,
         tasks=[task.name for task in corpus.tasks],
         metrics=[task.info.metric for task in corpus.tasks],

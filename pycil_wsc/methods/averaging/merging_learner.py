@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from pycil_wsc.consolidation.merging import Merge
+from pycil_wsc.consolidation.model_merging import Merge
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.heads import part_of

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from pycil_wsc.classifier.predict.familiarity import Familiarity
-from pycil_wsc.networks.closed_form import ComputedHead
+from pycil_wsc.networks.closed_form_nets import ComputedHead
 from pycil_wsc.training.learner import BaseLearner
 
 

@@ -2,7 +2,7 @@
 
 theta_0 is the model before the first task, theta_t the one after task t, tau_t = theta_t - theta_0 its task vector::
 
-    merge = MagMax(theta_0, scale=0.5)                # state dicts: name -> tensor
+    merge = MagMaxMerge(theta_0, scale=0.5)           # state dicts: name -> tensor
     for task in tasks:
         theta = train(task)                           # from merge.result() if merge.online, else from the last theta
         merge.update(theta)
@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from pycil_wsc.consolidation.checks import check_saved_shapes
 from pycil_wsc.consolidation.functional import average_
 from pycil_wsc.consolidation.ranking import top_mask
+from pycil_wsc.consolidation.tensor_checks import check_saved_shapes
 
 PARALLEL = 0.9995  # the usual |cos| above which slerp is linear, because the sine in its denominator vanishes
 
@@ -193,7 +193,7 @@ class TaskArithmetic(Merge):
         return torch.add(self._start[name].to(running), running, alpha=self.scale)
 
 
-class MagMax(TaskArithmetic):
+class MagMaxMerge(TaskArithmetic):
     """theta_0 + scale * tau, where each element of tau is that tau_t's of largest magnitude (Marczak et al., 2024).
 
     If magnitudes are equal, the latest task wins.
@@ -203,7 +203,7 @@ class MagMax(TaskArithmetic):
         torch.where(new.abs() >= running.abs(), new, running, out=running)
 
 
-class Ties(Merge):
+class TiesMerge(Merge):
     """theta_0 + scale * tau, merged without interference (Yadav et al., 2023): trim, elect signs, average the rest.
 
     Of each tau_t, the share ``keep`` of all elements with the largest magnitudes is kept, and the others are 0. The
@@ -225,7 +225,7 @@ class Ties(Merge):
     @torch.no_grad()
     def update(self, state: State) -> None:
         self._check(state)
-        magnitudes = [super(Ties, self)._incoming(name, state[name]).abs() for name in self._merged]
+        magnitudes = [super(TiesMerge, self)._incoming(name, state[name]).abs() for name in self._merged]
         self._kept = dict(zip(self._merged, top_mask(magnitudes, self.keep), strict=True))
         super().update(state)
         self._kept = {}

@@ -9,7 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pycil_wsc.consolidation.averaging import Average
-from pycil_wsc.consolidation.checks import (
+from pycil_wsc.consolidation.functional import average_, reset_
+from pycil_wsc.consolidation.importance import Importance, as_importance, moment_score
+from pycil_wsc.consolidation.ranking import Peers
+from pycil_wsc.consolidation.resets import Blend, Reset, check_share, check_whole_steps
+from pycil_wsc.consolidation.sharded import like, local, part_of, peers_of
+from pycil_wsc.consolidation.tensor_checks import (
     by_name,
     check_eligible,
     check_finite,
@@ -19,11 +24,6 @@ from pycil_wsc.consolidation.checks import (
     layouts,
     plain_name,
 )
-from pycil_wsc.consolidation.functional import average_, reset_
-from pycil_wsc.consolidation.importance import Importance, as_importance, moment_score
-from pycil_wsc.consolidation.ranking import Peers
-from pycil_wsc.consolidation.resets import Blend, Reset, check_share, check_whole_steps
-from pycil_wsc.consolidation.sharded import like, local, part_of, peers_of
 from pycil_wsc.consolidation.trackers import Params, State, Tracker, wide
 
 FORMAT = 2  # version of the saved state

@@ -47,11 +47,6 @@ STOCK_OF = {
 }  # the same, in the file of a method
 
 
-def alias_names() -> set[str]:
-    """The names that only PyCIL's files of some methods have."""
-    return set().union({"ta_convnet_type", "gamma", "step_size"}, *ALIASES.values(), *STOCK_OF.values())
-
-
 def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
     """The file and the overrides, where an override of a key that only PyCIL's file has is moved into the file.
 
@@ -94,25 +89,23 @@ def our_names(file: Mapping[str, Json], dataset: Json = None) -> dict[str, Json]
     stock = STOCK | STOCK_OF.get(method, {})
     if method == "tagfex":  # both of its networks are of one kind, whatever the file says
         stock = stock | {"ta_convnet_type": file.get("convnet_type")}
-    for name, ours in aliases.items():
-        if name in file and ours in file:
-            raise UserError(f"{name}: is PyCIL's name of {ours}, which is given, too; leave one of the two out")
-    ours = {aliases.get(name, name): value for name, value in file.items() if name not in stock or value != stock[name]}
-    return _as_apers_code_has_it(ours) if method == "aper_finetune" and not aliases.keys().isdisjoint(file) else ours
+    for name, our_name in aliases.items():
+        if name in file and our_name in file:
+            raise UserError(f"{name}: is PyCIL's name of {our_name}, which is given, too; leave one of the two out")
+    kept = {name: value for name, value in file.items() if name not in stock or value != stock[name]}
+    translated = {aliases.get(name, name): value for name, value in kept.items()}
+    if method == "aper_finetune" and not aliases.keys().isdisjoint(file):
+        return _as_apers_code_has_it(translated)
+    return translated
 
 
-def _as_apers_code_has_it(ours: dict[str, Json]) -> dict[str, Json]:
+def _as_apers_code_has_it(translated: dict[str, Json]) -> dict[str, Json]:
     """With the constants of PyCIL's code where its file has none. Its "adam" is AdamW, with those of SGD."""
-    optimizer = ours.get("optimizer")
+    optimizer = translated.get("optimizer")
     if isinstance(optimizer, list) and "adam" in optimizer:
         raise UserError("optimizer: 'adam' has its own rates in PyCIL's aper_finetune.json; give it in 'runs'")
-    ours = OF_APERS_CODE | ours
-    return ours | {"optimizer": "adamw"} if optimizer == "adam" else ours
-
-
-def is_configuration(name: str, model_name: Json) -> bool:
-    """Whether a key is a data set's in ``configurations`` of the file of a method that has it."""
-    return name.startswith(CONFIGURATIONS) and str(model_name).lower() in OF_DATASET
+    translated = OF_APERS_CODE | translated
+    return translated | {"optimizer": "adamw"} if optimizer == "adam" else translated
 
 
 def _for_dataset(file: Mapping[str, Json], dataset: Json) -> dict[str, Json]:
@@ -129,20 +122,20 @@ def _for_dataset(file: Mapping[str, Json], dataset: Json) -> dict[str, Json]:
     return flat
 
 
-def _schedule(theirs: Mapping[str, Json]) -> dict[str, Json]:
+def _schedule(scheduler: Mapping[str, Json]) -> dict[str, Json]:
     """The keys of a nested ``scheduler``. Those without a counterpart stay, and are refused as unknown."""
-    if theirs.get("warmup"):
+    if scheduler.get("warmup"):
         raise UserError(
             "scheduler.warmup: PyCIL's warm-up, after which milestones are counted, is not built in; set it to 0, and "
             "for a warm-up give warmup_epochs"
         )
-    theirs = {name: value for name, value in theirs.items() if name != "warmup"}
-    ours = {OF_SCHEDULER.get(name, f"scheduler.{name}"): value for name, value in theirs.items()}
-    if "scheduler" in ours:
-        ours["scheduler"] = SCHEDULERS.get(str(ours["scheduler"]), ours["scheduler"])
-        if ours["scheduler"] == "cosine":
-            ours["min_lr"] = 1e-6  # a constant there
-    return ours
+    scheduler = {name: value for name, value in scheduler.items() if name != "warmup"}
+    translated = {OF_SCHEDULER.get(name, f"scheduler.{name}"): value for name, value in scheduler.items()}
+    if "scheduler" in translated:
+        translated["scheduler"] = SCHEDULERS.get(str(translated["scheduler"]), translated["scheduler"])
+        if translated["scheduler"] == "cosine":
+            translated["min_lr"] = 1e-6  # a constant there
+    return translated
 
 
 def _refuse_pretraining(file: Mapping[str, Json]) -> None:
@@ -162,7 +155,7 @@ def _of_each_task(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     for name, both in OF_ALL_TASKS.items():
         _refuse_list(name, file, method)
         if name in file:
-            changed |= dict.fromkeys((ours for ours in both if ours not in changed), file[name])
+            changed |= dict.fromkeys((our_name for our_name in both if our_name not in changed), file[name])
     step = file.get("step_size")
     epochs = file.get("epochs", usual["epochs"])
     if step is not None:
@@ -216,6 +209,6 @@ def refuse_alias(name: str) -> None:
     if files and name in OF_ALL_TASKS:
         files += [f"{method}.json" for method in ONE_SCHEDULE]
     if files:
-        ours = {aliases[name] for aliases in ALIASES.values() if name in aliases}
-        instead = "init_lr (first task) or lrate (later tasks)" if name == "lr" else " or ".join(sorted(ours))
+        replacements = {aliases[name] for aliases in ALIASES.values() if name in aliases}
+        instead = "init_lr (first task) or lrate (later tasks)" if name == "lr" else " or ".join(sorted(replacements))
         raise UserError(f"{name}: is accepted in PyCIL's {', '.join(files)} only; use {instead}")

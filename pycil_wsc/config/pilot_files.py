@@ -1,6 +1,6 @@
 """Translates PILOT's JSON files, which have ``backbone_type``: keys and constants of its code become keys of ours.
 
-What the files share with PyCIL's is left to :mod:`pycil_wsc.config.pycil`, which comes afterwards.
+What the files share with PyCIL's is left to :mod:`pycil_wsc.config.pycil_files`, which comes afterwards.
 """
 
 import re
@@ -108,18 +108,9 @@ def is_pilots(file: Mapping[str, Json]) -> bool:
     return MARK in file
 
 
-def names_in(file: Mapping[str, Json]) -> set[str]:
-    """The names of a file that only PILOT's have; empty if it is not one of these."""
-    if not is_pilots(file):
-        return set()
-    method = _method(file)
-    renamed = {MARK, *ALIASES.get(method, {}), *UNREAD.get(method, ()), *ONLY.get(method, {}), *EVERYWHERE}
-    return renamed | {name for owner, name in REFUSED if owner == method}
-
-
 def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
     """The file with the overrides, which may have PILOT's names or ours, of which a file has others."""
-    replaced = {theirs for theirs, ours in ALIASES.get(_method(file), {}).items() if ours in overrides}
+    replaced = {their_name for their_name, our_name in ALIASES.get(_method(file), {}).items() if our_name in overrides}
     kept = {name: value for name, value in file.items() if name not in replaced}
     return {**kept, **overrides}
 
@@ -127,35 +118,35 @@ def overridden(file: Mapping[str, Json], overrides: Mapping[str, Json]) -> dict[
 def our_names(file: Mapping[str, Json]) -> dict[str, Json]:
     """The keys of one of PILOT's files by our names. Raises a :class:`UserError` for one that cannot be run."""
     method = _method(file)
-    ours = {name: value for name, value in file.items() if name not in (*UNREAD.get(method, ()), *EVERYWHERE)}
-    ours["model_name"] = method
-    _drop_fixed(ours, method)
-    backbone_type = ours.pop(MARK)
+    translated = {name: value for name, value in file.items() if name not in (*UNREAD.get(method, ()), *EVERYWHERE)}
+    translated["model_name"] = method
+    _drop_fixed(translated, method)
+    backbone_type = translated.pop(MARK)
     if method in TUNED_BY_NAME:
         suffix = str(backbone_type).lower().rpartition("_")[2]
-        ours["tuning"] = suffix if suffix in ("adapter", "ssf", "vpt") else None
-        ours.setdefault("adapt", True)
-    if "convnet_type" not in ours:
-        ours["convnet_type"] = backbone(backbone_type, method)
-    ours.setdefault("pretrained", True)  # PILOT's code has no other way
-    if not str(ours.get("prefix", "")).strip():
-        ours.pop("prefix", None)
-    ours = CONSTANTS.get(method, {}) | _renamed(ours, ALIASES.get(method, {}))
-    ours = _schedule(ours, method)
-    if method == "coda_prompt" and ours.get("dataset") == "cifar224":
-        ours.setdefault("crop_pct", 1.0)
-    return ours
+        translated["tuning"] = suffix if suffix in ("adapter", "ssf", "vpt") else None
+        translated.setdefault("adapt", True)
+    if "convnet_type" not in translated:
+        translated["convnet_type"] = backbone(backbone_type, method)
+    translated.setdefault("pretrained", True)  # PILOT's code has no other way
+    if not str(translated.get("prefix", "")).strip():
+        translated.pop("prefix", None)
+    translated = CONSTANTS.get(method, {}) | _renamed(translated, ALIASES.get(method, {}))
+    translated = _schedule(translated, method)
+    if method == "coda_prompt" and translated.get("dataset") == "cifar224":
+        translated.setdefault("crop_pct", 1.0)
+    return translated
 
 
-def _drop_fixed(ours: dict[str, Json], method: str) -> None:
+def _drop_fixed(translated: dict[str, Json], method: str) -> None:
     """Drop what cannot be otherwise here. Raises a :class:`UserError` if a file wants it otherwise."""
     for name, value in ONLY.get(method, {}).items():
-        if ours.pop(name, value) != value:
+        if translated.pop(name, value) != value:
             raise UserError(f"{name}: only {shown(value)} is run here; leave the key out")
     for owner, name in REFUSED:
-        if owner == method and name in ours:
+        if owner == method and name in translated:
             refused, why = REFUSED[owner, name]
-            if ours.pop(name) == refused:
+            if translated.pop(name) == refused:
                 raise UserError(f"{name}: {why}")
 
 
@@ -166,24 +157,24 @@ def _method(file: Mapping[str, Json]) -> str:
 
 def _schedule(file: Mapping[str, Json], method: str) -> dict[str, Json]:
     """``file`` with the schedules of the first task and of later ones, and with our names for them."""
-    ours = dict(file)
+    translated = dict(file)
     for first, later in IN_ALL_TASKS.items():
         given, other = (later, first) if method in TUNED_ALIKE else (first, later)
-        if method not in (*TUNED_ALIKE, *PROMPTED, "ease") or given not in ours or other in ours:
+        if method not in (*TUNED_ALIKE, *PROMPTED, "ease") or given not in translated or other in translated:
             continue
-        if isinstance(ours[given], list) and not given.endswith("milestones"):
+        if isinstance(translated[given], list) and not given.endswith("milestones"):
             raise UserError(f"{given}: is one value for all tasks in PILOT's file of {method}; give several in 'runs'")
-        ours[other] = ours[given]
-    if method in TUNED_ONCE and ours.get("optimizer") == "adam":  # so it is in their code
-        ours["optimizer"] = "adamw"
-    if ours.get("scheduler") == "constant":
-        ours |= {"scheduler": "steplr", "init_milestones": [], "milestones": []}
+        translated[other] = translated[given]
+    if method in TUNED_ONCE and translated.get("optimizer") == "adam":  # so it is in their code
+        translated["optimizer"] = "adamw"
+    if translated.get("scheduler") == "constant":
+        translated |= {"scheduler": "steplr", "init_milestones": [], "milestones": []}
     for milestones, epochs in (("init_milestones", "init_epoch"), ("milestones", "epochs")):
-        given = ours.get(milestones)
-        end = ours.get(epochs)
+        given = translated.get(milestones)
+        end = translated.get(epochs)
         if isinstance(given, list) and type(end) is int:  # some are beyond the end, where they have no effect
-            ours[milestones] = [epoch for epoch in given if type(epoch) is not int or epoch < end]
-    return ours
+            translated[milestones] = [epoch for epoch in given if type(epoch) is not int or epoch < end]
+    return translated
 
 
 def backbone(name: Json, method: str) -> str:
@@ -206,18 +197,20 @@ def backbone(name: Json, method: str) -> str:
 
 def _renamed(file: Mapping[str, Json], aliases: Mapping[str, str]) -> dict[str, Json]:
     """``file`` with the names of ``aliases`` replaced. Raises a :class:`UserError` for a key under both names."""
-    for theirs, ours in aliases.items():
-        if theirs in file and ours in file:
-            raise UserError(f"{theirs}: is PILOT's name of {ours}, which is given, too; leave one of the two out")
+    for their_name, our_name in aliases.items():
+        if their_name in file and our_name in file:
+            raise UserError(
+                f"{their_name}: is PILOT's name of {our_name}, which is given, too; leave one of the two out"
+            )
     return {aliases.get(name, name): value for name, value in file.items()}
 
 
 def refuse_alias(name: str) -> None:
     """Raise a :class:`UserError` for a name that is accepted in PILOT's files only."""
-    ours = {aliases[name] for aliases in ALIASES.values() if name in aliases}
+    replacements = {aliases[name] for aliases in ALIASES.values() if name in aliases}
     if name == MARK:
-        ours = {"convnet_type"}
-    if ours:
+        replacements = {"convnet_type"}
+    if replacements:
         raise UserError(
-            f"{name}: is accepted in PILOT's files only, which have {MARK}; use {' or '.join(sorted(ours))}"
+            f"{name}: is accepted in PILOT's files only, which have {MARK}; use {' or '.join(sorted(replacements))}"
         )

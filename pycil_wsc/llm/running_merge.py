@@ -5,7 +5,15 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from pycil_wsc.consolidation.merging import MagMax, Merge, ModelSoup, OnlineAverage, Slerp, State, TaskArithmetic
+from pycil_wsc.consolidation.model_merging import (
+    MagMaxMerge,
+    Merge,
+    ModelSoup,
+    OnlineAverage,
+    Slerp,
+    State,
+    TaskArithmetic,
+)
 from pycil_wsc.consolidation.ranking import Peers
 from pycil_wsc.consolidation.sharded import gathered, like, local, part_of, peers_of
 from pycil_wsc.llm.config import MERGES, LLMConfig
@@ -21,10 +29,10 @@ def new_merge(config: LLMConfig, start: State, peers: Peers | None) -> Merge:
         return Slerp(start, weight=0.5, space="weights", total=peers.sum if peers else None)
     if config.method == "task_arithmetic":
         return TaskArithmetic(start, scale=config.task_arithmetic_scale)
-    return MagMax(start, scale=config.magmax_scale) if config.method == "magmax" else ModelSoup(start)
+    return MagMaxMerge(start, scale=config.magmax_scale) if config.method == "magmax" else ModelSoup(start)
 
 
-class Merging:
+class RunningMerge:
     """The running merge of a model's parameters, of which each process reads, merges and writes its own part.
 
     ``merge``: None for a method without merging.

@@ -4,10 +4,10 @@ import re
 from typing import TYPE_CHECKING
 
 from pycil_wsc import registry
-from pycil_wsc.config.options import KEYS, Config
+from pycil_wsc.config.image_config import KEYS, Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.consolidation.options import EpochOptions
-from pycil_wsc.data.options import ALL, check_domains
+from pycil_wsc.data.data_options import ALL, check_domains
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import declared, having
 from pycil_wsc.methods.consolidation.options import WSCKeys

@@ -12,7 +12,7 @@ from torch import Tensor
 from pycil_wsc import seeding
 from pycil_wsc.data.batches.order import batch_slices
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.memory.stream import NONE, StreamMemory
+from pycil_wsc.data.memory.stream_memory import NONE, StreamMemory
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.processes import Processes
 
@@ -208,8 +208,8 @@ def _entered(places: np.ndarray, processes: Processes) -> tuple[np.ndarray, np.n
     """The slots that are entered, each once, and the rows of :class:`Entering` with their places among these."""
     slots, row = _last_of_each_slot(places)
     here = np.arange(len(places))[processes.share_of_each_batch.rows(0)]  # the rows of this process, of any batch
-    mine = np.isin(row, here)
-    return slots, np.searchsorted(here, row[mine]), np.flatnonzero(mine)
+    is_here = np.isin(row, here)
+    return slots, np.searchsorted(here, row[is_here]), np.flatnonzero(is_here)
 
 
 def _last_of_each_slot(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pycil_wsc import registry
 from pycil_wsc.config.dropped import without_dropped
-from pycil_wsc.data.options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
+from pycil_wsc.data.data_options import AugmentationOptions, ImageOptions, MemoryOptions, TaskOptions, memory_keys
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import Json
 from pycil_wsc.keys import (
@@ -24,7 +24,7 @@ from pycil_wsc.keys import (
     up_to_date,
 )
 from pycil_wsc.methods.consolidation.options import WSCKeys
-from pycil_wsc.networks.options import BackboneOptions
+from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.training.learner_config import CONSOLIDATED as CONSOLIDATED
 from pycil_wsc.training.learner_config import (
     BudgetOptions,
@@ -170,10 +170,10 @@ class Config(LearnerConfig, RunOptions):
 
         Keys that are missing from ``identity`` have their earlier values.
         """
-        ours = self.identity()
+        present = self.identity()
         done = list(identity.get("tasks", []))
-        theirs = up_to_date(without_dropped(identity), ours, self.keys) | {"tasks": done}
-        return ours | {"tasks": done} == theirs and ours["tasks"][: len(done)] == done
+        recorded = up_to_date(without_dropped(identity), present, self.keys) | {"tasks": done}
+        return present | {"tasks": done} == recorded and present["tasks"][: len(done)] == done
 
     def _backbone_options(self) -> dict[str, Json]:
         return {BACKBONE_OPTION + name: value for name, value in self.convnet_options.items()}
