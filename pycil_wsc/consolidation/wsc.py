@@ -334,7 +334,8 @@ class WeightSpaceConsolidation:
                 "resume with the version that saved it, or start the task again"
             )
         check_saved(state["options"], self._options())
-        check_saved({"eligible": state.get("eligible", self._marked)}, {"eligible": self._marked})
+        eligible = state.get("eligible", self._marked)  # 0.1.0 has none
+        check_saved({"eligible": eligible}, {"eligible": self._marked})
         if self.warmup_steps is None:  # end_warmup() may have been called before saving
             self.warmup_steps = state["warmup_steps"]
         check_saved({"warmup_steps": state["warmup_steps"]}, {"warmup_steps": self.warmup_steps})
