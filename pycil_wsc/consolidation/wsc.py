@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -141,6 +142,8 @@ class WeightSpaceConsolidation:
         }
         self._hook, self._optimizer = None, None
         self._steps = self._averaged = self._resets = 0
+        # a context in which scores are followed and, at the reset, computed: for a host that measures what this costs
+        self.measure: Callable[[Tracker, bool], AbstractContextManager[None]] = _unmeasured
         self._skipped: Tensor | None = None  # number of skipped steps, on the device, not yet subtracted from _steps
         self._finished = False
         self._begin()
@@ -428,7 +431,8 @@ class WeightSpaceConsolidation:
             before = 0 if self._skipped is None else self._skipped
             self._skipped = before + (skipped != 0).long()
         if self._tracker:
-            self._tracker.follow(optimizer, skipped)
+            with self.measure(self._tracker, False):
+                self._tracker.follow(optimizer, skipped)
         if (self._reset_due() or self._sample_due()) and self._subtract_skipped():
             return  # a step was skipped, so nothing is due yet
         self._act(optimizer)
@@ -468,7 +472,8 @@ class WeightSpaceConsolidation:
 
     def _reset(self, reset: Reset, optimizer: Optimizer):
         assert self._tracker is not None
-        scores = self._tracker.scores(optimizer, self._steps, self._previous)
+        with self.measure(self._tracker, True):
+            scores = self._tracker.scores(optimizer, self._steps, self._previous)
         if reset.ranks:
             check_finite(scores, self.peers, self._tracker.of_gradients)
         names = list(scores)
@@ -501,6 +506,10 @@ class WeightSpaceConsolidation:
         else:
             self._average = {name: local(t).to(wide(t.dtype), copy=True) for name, t in tensors.items()}
         self._averaged += 1
+
+
+def _unmeasured(tracker: Tracker, at_reset: bool) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def _pick(by_name: Params, names: Iterable[str]) -> list[Tensor]:

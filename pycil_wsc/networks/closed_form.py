@@ -24,7 +24,7 @@ class ClosedFormNet(IncrementalNet):
         self.first_head: nn.Module | None = None
 
 
-class Lent(nn.Module):
+class Lent(Backbone):
     """The ``backbone`` of another network, which it may be predicting with: it is used, and left as it is.
 
     It is neither moved nor put into another mode, and its parameters count as this network's. A state that is loaded

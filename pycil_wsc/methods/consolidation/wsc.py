@@ -20,7 +20,7 @@ from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.methods.consolidation.scores import Scoring, chosen_importance
+from pycil_wsc.methods.consolidation.scores import Scoring, chosen_importance, cost_of_scoring
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import Backbone, inner_units
@@ -151,6 +151,7 @@ class Consolidated(Scoring):
             given["warmup_steps"] = warmup
         wsc = options.build(self.network.named_parameters(), run.epochs, run.batches, **given)
         wsc.check_fits(run.steps)
+        wsc.measure = functools.partial(cost_of_scoring, self)
         self.consolidation = wsc.attach(run.phase.optimizer)
         if not (rule is None or isinstance(rule, Reset)):
             self.replacement = rule.attach(run.phase.optimizer)  # after the consolidation, which so sees a step first
