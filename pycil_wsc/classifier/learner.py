@@ -27,7 +27,7 @@ from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Images, Transform
 from pycil_wsc.classifier.predict.predictor import Model
 from pycil_wsc.classifier.store import learner_file
-from pycil_wsc.classifier.store.bookkeeping import ClassChange, Entry
+from pycil_wsc.classifier.store.bookkeeping import ClassChange
 from pycil_wsc.classifier.store.place import Place
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
 from pycil_wsc.classifier.store.settings import (
@@ -158,9 +158,8 @@ class Learner:
         if self._saved is None:
             return []
         lines = self._saved.state["history"]
-        noted = [*self._saved.bookkeeping.entries, *[Entry()] * len(lines)]  # earlier versions noted nothing
         entries = []
-        for line, entry in list(zip(lines, noted))[tasks]:
+        for line, entry in list(zip(lines, self._saved.bookkeeping.entries, strict=True))[tasks]:
             entries.append(copy.deepcopy({**line, "task": line["task"] + 1, **entry}))
         return entries
 

@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -144,6 +145,8 @@ class WeightSpaceConsolidation:
         self._steps = 0
         self._averaged = 0
         self._resets = 0
+        # a context in which scores are followed and, at the reset, computed: for a host that measures what this costs
+        self.measure: Callable[[Tracker, bool], AbstractContextManager[None]] = _unmeasured
         self._skipped: Tensor | None = None  # number of skipped steps, on the device, not yet subtracted from _steps
         self._finished = False
         self._begin()
@@ -341,7 +344,8 @@ class WeightSpaceConsolidation:
                 "resume with the version that saved it, or start the task again"
             )
         check_saved(state["options"], self._options())
-        check_saved({"eligible": state.get("eligible", self._marked)}, {"eligible": self._marked})
+        eligible = state.get("eligible", self._marked)  # 0.1.0 has none
+        check_saved({"eligible": eligible}, {"eligible": self._marked})
         if self.warmup_steps is None:  # end_warmup() may have been called before saving
             self.warmup_steps = state["warmup_steps"]
         check_saved({"warmup_steps": state["warmup_steps"]}, {"warmup_steps": self.warmup_steps})
@@ -437,7 +441,8 @@ class WeightSpaceConsolidation:
             before = 0 if self._skipped is None else self._skipped
             self._skipped = before + (skipped != 0).long()
         if self._tracker:
-            self._tracker.follow(optimizer, skipped)
+            with self.measure(self._tracker, False):
+                self._tracker.follow(optimizer, skipped)
         if (self._reset_due() or self._sample_due()) and self._subtract_skipped():
             return  # a step was skipped, so nothing is due yet
         self._act(optimizer)
@@ -477,7 +482,8 @@ class WeightSpaceConsolidation:
 
     def _reset(self, reset: Reset, optimizer: Optimizer):
         assert self._tracker is not None
-        scores = self._tracker.scores(optimizer, self._steps, self._previous)
+        with self.measure(self._tracker, True):
+            scores = self._tracker.scores(optimizer, self._steps, self._previous)
         if reset.ranks:
             check_finite(scores, self.peers, self._tracker.of_gradients)
         names = list(scores)
@@ -510,6 +516,10 @@ class WeightSpaceConsolidation:
         else:
             self._average = {name: local(t).to(wide(t.dtype), copy=True) for name, t in tensors.items()}
         self._averaged += 1
+
+
+def _unmeasured(tracker: Tracker, at_reset: bool) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def _pick(by_name: Params, names: Iterable[str]) -> list[Tensor]:

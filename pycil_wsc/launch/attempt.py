@@ -148,7 +148,7 @@ def remove_unfinished(config: RunConfig) -> None:
 
 
 def finished(config: RunConfig, data: Datasets) -> dict[str, Json] | None:
-    """The ``result.json`` of a finished run, or None. Those of earlier versions, without a fingerprint, are accepted.
+    """The ``result.json`` of a finished run, or None. Those of 0.1.0 without a fingerprint are accepted.
 
     Raises :class:`UnusableRun` if it is incomplete, or was made with another configuration or other data.
     """

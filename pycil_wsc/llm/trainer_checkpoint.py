@@ -23,7 +23,10 @@ from pycil_wsc.files import opened, read_file, write_json
 from pycil_wsc.llm.config import CHECKPOINT, CHECKPOINTS, LLMConfig
 from pycil_wsc.runs.checkpoint import checked
 
-PARTS = {"checkpoint", "files", "history", "curves", "clock", "counts", "epoch_loss", "peak_memory", "sharded"}
+PARTS = {
+    *("checkpoint", "files", "model", "history", "curves", "clock", "counts"),
+    *("epoch_loss", "peak_memory", "sharded"),
+}
 
 
 def record(run: Path, checkpoint: Path, state: Mapping[str, object]) -> None:
@@ -59,7 +62,7 @@ def recorded(config: LLMConfig, data: dict[str, int | str], model: str) -> dict[
     with contextlib.suppress(ValueError):
         state = json.loads(read_file(path))
     state = checked(state, path, PARTS, config, data)
-    if state.get("model", model) != model:  # which earlier versions did not save
+    if state["model"] != model:
         raise UnusableRun(
             f"{path}: the weights of llm.model '{config.model}' are not those with which this run began; put them "
             "back, or delete the file to start this run again"

@@ -24,7 +24,7 @@ class ClosedFormNet(IncrementalNet):
         self.first_head: nn.Module | None = None
 
 
-class Lent(nn.Module):
+class Lent(Backbone):
     """The ``backbone`` of another network, which it may be predicting with: it is used, and left as it is.
 
     It is neither moved nor put into another mode, and its parameters count as this network's. A state that is loaded
@@ -152,7 +152,7 @@ class Sums(nn.Module):
     """Sums over all rows of features x and targets y so far.
 
     ``gram``: of x xᵀ, (d, d), and empty until there are rows; ``products``: of x yᵀ, (d, classes); ``counts``: the
-    rows of each class, (classes,), infinite for a class that an earlier version learned.
+    rows of each class, (classes,).
 
     Args:
         width: d.
@@ -211,10 +211,6 @@ class Sums(nn.Module):
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
         if (gram := state.get(f"{prefix}gram")) is not None:
             self.gram = gram.to(self.gram)  # itself, not a copy: sums are replaced, and never changed in place
-        if (products := state.get(f"{prefix}products")) is not None:  # states of earlier versions have no counts
-            learned = products.any(0)
-            unknown = torch.zeros_like(learned, dtype=products.dtype).masked_fill(learned, torch.inf)
-            state.setdefault(f"{prefix}counts", unknown)
         super()._load_from_state_dict(state, prefix, *others)
 
     def one_hot(self, labels: Tensor) -> Tensor:
@@ -272,8 +268,8 @@ class RidgeSums(Sums):
         return torch.eye(len(self.products), dtype=self.products.dtype, device=self.products.device)
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
-        factor = state.setdefault(f"{prefix}factor", self.gram.new_zeros(0, 0))  # states of earlier versions have none
-        self.factor = self.factor.new_zeros(factor.shape)
+        if (factor := state.get(f"{prefix}factor")) is not None:
+            self.factor = self.factor.new_zeros(factor.shape)
         super()._load_from_state_dict(state, prefix, *others)
 
 

@@ -398,7 +398,7 @@ def _mark(state: TrainerState) -> None:
 
 
 def _training_of(state: TrainerState) -> str | None:
-    """The identity of the training; None in checkpoints of earlier versions."""
+    """The identity of the training; None in checkpoints without this callback."""
     return _callbacks(state).get(MARK, {}).get("attributes", {}).get("training")
 
 
@@ -412,7 +412,7 @@ def _folder(args, step):
 
 
 def _saved(args, state):
-    """What was saved at this step of this training. Files of earlier versions do not say of which step they are."""
+    """What was saved at this step of this training."""
     step = state.global_step
     paths = [_folder(args, step) / FILE]
     if isinstance(args.resume_from_checkpoint, str):
@@ -424,7 +424,7 @@ def _saved(args, state):
             "or is elsewhere (then also set TrainingArguments(resume_from_checkpoint=...) to its folder)"
         )
     for saved in states:
-        if saved.get("training") == _training_of(state) and saved.get("global_step", step) == step:
+        if (saved.get("training"), saved.get("global_step")) == (_training_of(state), step):
             return saved
     raise RuntimeError(
         f"cannot resume at step {step}: the {FILE} that was found is of another training, or of another step; set "

@@ -81,7 +81,7 @@ def with_pretrained(saved: State, backbone: Callable[[], nn.Module]) -> State:
 
     Raises :class:`UserError` if it cannot be made, or is another one.
     """
-    origin = saved.get("backbone")  # missing in files of earlier versions
+    origin = saved.get("backbone")  # only of a pre-trained one
     if not origin or not origin["unchanged"]:
         return saved["learner"]
     with restored([]):
@@ -121,7 +121,7 @@ def keep_arithmetic(learner: BaseLearner, state: State) -> None:
     fit only now: those on the device are cropped by another program, whose results differ by a rounding.
     """
     present = arithmetic(learner)
-    precision, source = (state.get(name, present[name]) for name in present)  # missing in earlier versions' checkpoints
+    precision, source = (state.get(name, present[name]) for name in present)  # 0.1.0 has none
     if source != present["source"]:
         change = "no longer" if source == "DeviceSource" else "only now"
         raise UnusableRun(

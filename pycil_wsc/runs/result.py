@@ -46,7 +46,7 @@ def result_of(
         train_flops=last["train_flops"],
         peak_memory_bytes=journal.peak_memory,
         parameters=last["parameters"],
-        held_bytes=last.get("held_bytes"),  # this and the next are missing in checkpoints of earlier versions
+        held_bytes=last.get("held_bytes"),  # 0.1.0 noted neither this nor the next
         held=last.get("held"),
         data=data,
         class_order=order,

@@ -293,7 +293,7 @@ class Run(Monitor):
             raise UnusableRun(f"{path}: was made from another learner; delete it to start this task again")
         if saved:
             keep_arithmetic(self.learner, saved)
-            self.first_task = saved.get("first_task", "")  # missing in checkpoints of earlier versions
+            self.first_task = saved.get("first_task", "")  # 0.1.0 has none
             self.journal.log.info("resumes in %s, as it began", self.learner.precision.name)
         # copies: what training changes must not change ``start``
         noted = {name: state[name] for name in self.journal.state_dict()}
@@ -301,7 +301,7 @@ class Run(Monitor):
         self.journal.load_state_dict({**copy.deepcopy(noted), "history": lines})
         self.records.load_state_dict(copy.deepcopy(state["records"]))
         self.evaluator.confusion = state["confusion"]
-        if "anytime" in state:  # missing in checkpoints of earlier versions
+        if "anytime" in state:  # 0.1.0 has none
             self.anytime.load_state_dict(state["anytime"])
         self._renew_plan(state)
         position = state["position"]

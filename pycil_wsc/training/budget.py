@@ -56,8 +56,7 @@ def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
 def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
     begun = learner.spent.begun
     operations = begun[run.number]["operations"] - begun[0]["operations"]
-    memory_before = begun[run.number].get("exemplars", len(learner.memory.before(task)))  # missing in earlier states
-    left = replay_operations(learner, task, memory_before) - operations
+    left = replay_operations(learner, task, begun[run.number]["exemplars"]) - operations
     if not run.phase.stream:
         left *= _share(learner, task, run.number)
     images = run.phase.times * len(run.phase.indices)

@@ -377,13 +377,13 @@ class BaseLearner(nn.Module):
 
     def set_extra_state(self, state: State) -> None:
         self.memory.load_state_dict(state["memory"])
-        self.memory.stored.load_state_dict(state.get("stored", {}))  # missing in states of earlier versions
-        if "spending" in state:  # missing in states of earlier versions
+        self.memory.stored.load_state_dict(state.get("stored", {}))  # 0.1.0 has none, as below
+        if "spending" in state:
             self.spent.load_state_dict(state["spending"])
         self.spent.images = state["images_trained"]
         self.spent.operations = state["train_flops"]
-        self.spent.per_image = state.get("step_cost")  # missing in states of earlier versions
-        self.spent.per_exemplar = state.get("exemplar_cost", 0)  # missing likewise: part of the cost per image
+        self.spent.per_image = state.get("step_cost")
+        self.spent.per_exemplar = state.get("exemplar_cost", 0)  # which 0.1.0 has counted in that per image
 
 
 def grow_for(learner: BaseLearner, task: Task) -> None:

@@ -138,17 +138,6 @@ def test_what_was_learned_under_another_name_is_known_under_the_present_one(digi
     assert_alike(learner, taught("ranpac", task((d[0], "few")), task((d[1], "one"), (d[2], "two"))), digits)
 
 
-def test_a_learner_of_an_earlier_version_forgets_which_images_a_renamed_class_had(digits):
-    d = digits
-    learner = taught("ncm", task((d[0], "zero"), (d[1], "one")))
-    saved = learner._saved
-    learner._set_state(saved._replace(bookkeeping=saved.bookkeeping.__class__(learned=saved.bookkeeping.learned)))
-    learner.rename("one", "uno")
-    assert learner.classes == ["uno", "zero"]
-    learner.learn(task((d[2], "two"), (d[1], "one")))  # a class of its own, not a correction of "uno"
-    assert learner._state["learner"]["network.head.counts"].tolist() == [len(d[label]) for label in (1, 0, 1, 2)]
-
-
 # ---- methods that train ----------------------------------------------------------------------------------------------
 
 

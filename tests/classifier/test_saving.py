@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from support.damage import each_part_forged, each_with_a_bit_flipped, forged
 from support.months import photos
 from support.shelves import labelled, names
@@ -297,39 +296,6 @@ FORGED = [
 ]
 
 
-def test_a_name_that_leads_out_of_a_received_folder_is_refused_without_a_hash(of_files, tmp_path):
-    """An attack: whoever loads the learner and publishes it with copies would publish a private file."""
-    private = tmp_path / "id_rsa"
-    private.write_text("private")
-    (of_files / "exemplars/link.png").symlink_to(private)
-    for name in ("../id_rsa", "exemplars/../../id_rsa", "exemplars/link.png"):
-        with renamed(of_files, name, None), pytest.raises(UserError, match="names a file outside this folder") as error:
-            Learner.load(of_files)
-        assert "\n" not in str(error.value) and name in str(error.value)
-
-
-@pytest.mark.parametrize("is_image", [False, True])
-def test_a_file_that_is_named_without_a_hash_is_not_copied(is_image, of_files, tmp_path):
-    """Not even once the learner has learned more; learners of earlier versions, which noted no hashes, still load."""
-    private = tmp_path / "private.png"
-    if is_image:
-        Image.new("RGB", (16, 16)).save(private)
-    else:
-        private.write_text("private")
-    with renamed(of_files, str(private), None):
-        learner = Learner.load(of_files, quiet=True)
-    refusal = pytest.raises(UserError, match="private.png: is not copied, as the saved learner that names it has no")
-    with refusal:
-        learner.save(tmp_path / "published", copy_images=True)
-    learner.save(tmp_path / "names")
-    if is_image:
-        learner.learn(photos(tmp_path / "february", ["bee"], 2))
-    with refusal:
-        learner.save(tmp_path / "published", copy_images=True)
-    published = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
-    assert all(path.read_bytes() != private.read_bytes() for path in published)
-
-
 def test_what_is_no_image_is_not_copied_though_its_hash_is_right(of_files, tmp_path):
     private = tmp_path / "passwd"
     private.write_text("root:x:0:0")
@@ -340,7 +306,7 @@ def test_what_is_no_image_is_not_copied_though_its_hash_is_right(of_files, tmp_p
     assert "published/exemplars/passwd" not in names(tmp_path) and not (tmp_path / "published" / FILE).exists()
 
 
-@pytest.mark.parametrize("digest", ["0" * 63, "g" * 64, 5, ""])
+@pytest.mark.parametrize("digest", ["0" * 63, "g" * 64, 5, "", None])
 def test_what_cannot_be_a_hash_is_one_line(digest, of_files):
     with (
         renamed(of_files, "exemplars/x.png", digest),

@@ -60,14 +60,6 @@ def images(two_months):
     return np.concatenate([arrays(source, "test")[0] for source in two_months]), others
 
 
-def without_features(learner):
-    """The learner as an earlier version has saved it."""
-    learner = copy.deepcopy(learner)
-    noted = dataclasses.replace(learner._saved.bookkeeping, features=Features())
-    learner._set_state(learner._saved._replace(bookkeeping=noted))
-    return learner
-
-
 def by_definition(learner, images):
     """Familiarity, step by step in float64, from the features that the learner keeps."""
     kept = learner._saved.bookkeeping.features
@@ -221,20 +213,13 @@ def test_the_same_script_started_again_refuses_the_same(two_months, images, tmp_
     assert np.array_equal(one.familiarity(images[1]), without.familiarity(images[1]))
 
 
-@pytest.mark.parametrize("name", ["ncm", "replay"])
-def test_a_learner_of_an_earlier_version_works_and_says_how_to_get_there(name, images, request, tmp_path):
-    """A network that is trained has all features again after the next task; sums have no images to make them of."""
-    learner = without_features(request.getfixturevalue(name))
-    names = request.getfixturevalue(name).predict(images[0])
-    assert learner.predict(images[0]).tolist() == names.tolist()
-    with pytest.raises(UserError, match="let it learn once more"):
-        learner.predict(images[0], unknown=0.05)
-    learner.learn(month(tmp_path / "more.npz", ["dog"], 5, 50))
-    if name == "replay":
-        assert len(learner.predict(images[0], unknown=0.05)) == len(names)
-    else:
-        with pytest.raises(UserError, match="3 of the classes, which an earlier version learned; start a new"):
-            learner.predict(images[0], unknown=0.05)
+def test_a_class_that_has_held_out_images_alone_is_told():
+    """As in a network that has grown without exemplars: features of earlier tasks had another width."""
+    values = np.eye(4, dtype=np.float32)
+    held_out = Features.of(values, np.array([0, 1, 2, 3]), np.arange(4), True)
+    newest = Features.of(values[:2], np.array([2, 3]), np.arange(4, 6), False)
+    with pytest.raises(UserError, match="no features are kept of 2 of the classes; start a new learner that keeps"):
+        Familiarity.of(joined([newest, held_out]))
 
 
 class Flat:
@@ -390,16 +375,6 @@ def test_a_program_of_torch_has_the_familiarity_as_its_second_output(ncm, images
     np.testing.assert_allclose(familiarity.numpy(), ncm.familiarity(images[1][:5]), atol=1.5 / 31)
 
 
-def test_an_export_of_the_format_before_has_no_familiarity(ncm, images, tmp_path):
-    without_features(ncm).export(tmp_path / "exported")
-    path = tmp_path / "exported/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
-    model = pycil_wsc.load_exported(tmp_path / "exported")
-    assert model.predict(images[0]).tolist() == ncm.predict(images[0]).tolist()
-    with pytest.raises(UserError, match="exported"):
-        model.predict(images[0], unknown=0.05)
-
-
 # ---- accuracy without labels -----------------------------------------------------------------------------------------
 
 
@@ -416,8 +391,9 @@ def test_the_accuracy_to_expect_on_the_held_out_images_is_theirs(ncm, images):
     assert expected.accuracy == pytest.approx(100 * ncm.predict_proba(held_out.images).max(1).mean())
     noise = np.random.default_rng(0).integers(0, 256, images[0].shape).astype(np.uint8)
     assert ncm.expected_accuracy(noise).accuracy <= expected.accuracy
+    without = learned((images[0], ["ant"] * len(images[0])), **QUICK, name="ncm", adapt=False)
     with pytest.raises(UserError, match="held_out=20"):
-        without_features(ncm).expected_accuracy(images[0])
+        without.expected_accuracy(images[0])
 
 
 def test_check_tells_the_accuracy_to_expect(ncm, two_months, tmp_path):

@@ -530,14 +530,6 @@ def test_no_number_is_used_twice_though_nothing_but_a_damaged_version_is_left(le
     assert learners[1].version == 4
 
 
-def test_where_no_number_was_noted_the_damaged_version_had_the_one_after_those_that_are_kept(learners, shelf):
-    """As in the folders of earlier versions."""
-    (shelf / ".last_version").unlink()
-    (shelf / "learner.safetensors").write_bytes(b"?")
-    learners[0].save(shelf)
-    assert learners[0].version == 4
-
-
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 

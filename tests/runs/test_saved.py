@@ -254,6 +254,39 @@ def test_weights_that_cannot_be_loaded_are_one_line(kept, bare, tmp_path):
     assert "unknown model_name 'repaly'" in one_line(pycil_wsc.load, kept)
 
 
+# ---- folders of version 0.1.0 ----------------------------------------------------------------------------------------
+
+
+def as_of_0_1_0(state):
+    """A checkpoint, or the learner's state in it, without what version 0.1.0 did not write."""
+    learner = state["learner"]
+    noted = {name: learner["_extra_state"][name] for name in ("images_trained", "train_flops")}
+    memory = {"classes": learner["_extra_state"]["memory"]["classes"]}
+    own = {**learner, "_extra_state": {"memory": memory, **noted}}
+    since = {"precision", "source", "first_task", "anytime", "backbone"}
+    return {name: value for name, value in state.items() if name not in since} | {"learner": own}
+
+
+def test_weights_of_0_1_0_are_loaded(kept, arrays):
+    expected = pycil_wsc.load(kept).predict(arrays["test_x"])
+    state = as_of_0_1_0(load_state(kept / "weights.pt"))
+    state["config"] = {name: value for name, value in state["config"].items() if name != "pretrained"}
+    torch.save(state, kept / "weights.pt")
+    assert np.array_equal(pycil_wsc.load(kept).predict(arrays["test_x"]), expected)
+
+
+@pytest.mark.parametrize("position", [{"task": 1, "phase": 0, "epoch": 1}, {"task": 2, "phase": 0, "epoch": 0}])
+def test_a_stopped_run_of_0_1_0_goes_on(position, run):
+    whole = run(prefix="whole").execute()
+    stopped_run = run(checkpoint_seconds=0)
+    with killed_at(lambda calls: calls[-1][0] == position):
+        stopped_run.execute()
+    path = stopped_run.folder / "checkpoint.pt"
+    torch.save(as_of_0_1_0(load_state(path)), path)
+    result = run(checkpoint_seconds=0).execute()
+    assert result["curve"] == whole["curve"] and result["train_loss"] == whole["train_loss"]
+
+
 @pytest.mark.slow
 def test_the_pages_lines_run_in_a_fresh_interpreter(run, arrays, tmp_path):
     (source,) = (

@@ -303,9 +303,8 @@ def _known(present: SavedLearner | None) -> dict[bytes, str]:
     parts = (present.held.train, "an exemplar"), (present.bookkeeping.held_out, "a held-out image")
     for split, what in parts:
         for image, label in zip(split.images, split.targets):
-            digest = pixel_hash(image) if split.in_memory else present.hashes.get(str(image))
-            if digest is not None:
-                known[bytes.fromhex(digest)] = f"{what} of '{names[label]}'"
+            digest = pixel_hash(image) if split.in_memory else present.hashes[str(image)]
+            known[bytes.fromhex(digest)] = f"{what} of '{names[label]}'"
     return known
 
 

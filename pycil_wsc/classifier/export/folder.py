@@ -46,7 +46,7 @@ from pycil_wsc.state import State, packed, unpacked
 from pycil_wsc.version import __version__
 
 WEIGHTS, CONFIG, CARD, MLMODEL = "model.safetensors", "config.json", "README.md", "MLmodel"
-FORMAT = 2  # 1 has no familiarity
+FORMAT = 2
 FAMILIARITY = "familiarity"  # of its tensors, and of its sizes in config.json
 OF_THIS_MACHINE = {"data_root", "device", "threads", "num_workers", "pretrained", "cache_images", "compile"}
 MLFLOW = """flavors:
@@ -194,7 +194,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _answers(described: State, content: bytes, device: str) -> Answers:
-    if described["library"] != "pycil_wsc" or described["format"] not in (1, FORMAT):
+    if described["library"] != "pycil_wsc" or described["format"] != FORMAT:
         raise UserError(f"was exported by another version (format {described['format']}); use that one")
     if _sha256(content) != described["sha256"]:
         raise UserError(f"{WEIGHTS} is not the file that {CONFIG} describes; export the learner again")

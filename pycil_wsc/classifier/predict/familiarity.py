@@ -70,14 +70,14 @@ class Familiarity(nn.Module):
         if not held_out.any():
             raise UserError(
                 "unknown: the learner keeps no features of held-out images, which tell what is unknown; start it with "
-                "held_out=20, or if it has that (an earlier version saved it, or exported it), let it learn once more"
+                "held_out=20"
             )
         labels = features.labels[~held_out]
         missing = np.setdiff1d(features.labels, labels)
         if len(missing):
             raise UserError(
-                f"unknown: no features are kept of {len(missing)} of the classes, which an earlier version learned; "
-                "start a new learner, and keep exemplars if its network grows, as features then change their width"
+                f"unknown: no features are kept of {len(missing)} of the classes; start a new learner that keeps "
+                "exemplars, as the network grows, and features then change their width"
             )
         values = features.values[torch.from_numpy(~held_out)].float()
         names, places = np.unique(labels, return_inverse=True)

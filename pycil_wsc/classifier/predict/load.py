@@ -45,7 +45,7 @@ def load(
         values = without_dropped(state["config"])
         config = resolve(with_weights_elsewhere(values) | {"device": str(device)})
         reached = Reached(state["class_order"], state["boundaries"], state["task"])
-        weights = values["pretrained"] if pretrained is None else pretrained
+        weights = values.get("pretrained", False) if pretrained is None else pretrained  # 0.1.0 has no such key
         learned = with_pretrained(state, lambda: configured_backbone(config, info.image_size, weights))
         learner = rebuilt(config, info, reached, learned)
         return Classifier(learner, info, reached.classes)

@@ -119,17 +119,13 @@ class Bookkeeping:
             test of drift.
         per_class: the number of images of each class to hold out.
         temperature: by which the logits are divided before they become probabilities.
-        entries: what was noted about each task, in order; the tasks that an earlier version learned have none.
+        entries: what was noted about each task, in order.
         learned: the digests of the images that tasks have trained on, which are not held out when they come again
             (:func:`~pycil_wsc.classifier.store.hashes.digests_of`), and those of the images with their classes
-            (:func:`~pycil_wsc.classifier.store.hashes.with_classes`): int64 (N,), ascending. Earlier versions
-            noted the first only of tasks with ``per_class``, and the others only for methods that learn each image
-            once.
-        images: of ``learned``, the digests of the images alone: int64 (N,), ascending. Earlier versions did not note
-            which these are.
-        features: of the held-out images and of some learned ones of each class; none if no image is held out, or an
-            earlier version saved the learner.
-        notes: the user's (``Learner.notes``), in JSON; "{}" in learners of earlier versions.
+            (:func:`~pycil_wsc.classifier.store.hashes.with_classes`): int64 (N,), ascending.
+        images: of ``learned``, the digests of the images alone: int64 (N,), ascending.
+        features: of the held-out images and of some learned ones of each class; none if no image is held out.
+        notes: the user's (``Learner.notes``), in JSON.
     """
 
     held_out: Split = NO_IMAGES
@@ -170,7 +166,7 @@ def problem_of(bookkeeping: Bookkeeping, classes: int, tasks: int) -> str:
             return "digests"
     if type(bookkeeping.temperature) is not float or not 0 < bookkeeping.temperature < math.inf:
         return "temperature"
-    if len(bookkeeping.entries) > tasks or not all(map(_is_entry, bookkeeping.entries)):
+    if len(bookkeeping.entries) != tasks or not all(map(_is_entry, bookkeeping.entries)):
         return "history"
     if not isinstance(json.loads(bookkeeping.notes), dict):
         return "notes"

@@ -15,7 +15,7 @@ from pycil_wsc.files import read_file, write_atomically
 COPIES = "exemplars"
 
 
-def name_of(path: str, folder: Path, sha256: str | None, copy: bool) -> str:
+def name_of(path: str, folder: Path, sha256: str, copy: bool) -> str:
     """The name by which ``folder`` refers to the image file ``path``: within the folder, or an absolute path.
 
     The path may come from a learner that somebody else has saved, who could name any file of this machine. So a file is
@@ -23,18 +23,11 @@ def name_of(path: str, folder: Path, sha256: str | None, copy: bool) -> str:
     """
     if is_inside(path, folder):
         return os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
-    copied_before = _hash_in_name(path)
-    if not copy and not copied_before:
+    if not copy and not _is_copy_elsewhere(path):
         return os.path.abspath(path)
-    known = sha256 or copied_before
-    if not known:
-        raise UserError(
-            f"{path}: is not copied, as the saved learner that names it has no hash of it; learn this image again, or "
-            "save without copy_images"
-        )
     content = content_of(path)
     digest = sha256_of(content)
-    if not digest.startswith(known):
+    if digest != sha256:
         raise UserError(f"{path}: is another image than the one that was learned; restore the exemplar's file")
     name = f"{COPIES}/{digest[:32]}{Path(path).suffix}"
     if not _is_copy(folder / name):
@@ -67,14 +60,10 @@ def _is_copy(path: Path) -> bool:
     return bool(named) and path.is_file() and sha256_of(read_file(path))[:32] == path.stem
 
 
-def _hash_in_name(path: str) -> str:
-    """The first 32 digits of the SHA-256 of a copy in another saved learner's folder; "" of another file.
-
-    That learner may remove its copies when it is saved again.
-    """
+def _is_copy_elsewhere(path: str) -> bool:
+    """Whether a file is a copy in another saved learner's folder, which may remove it when it is saved again."""
     name = Path(path)
-    is_named_so = name.parent.name == COPIES and re.fullmatch(r"[0-9a-f]{32}", name.stem)
-    return name.stem if is_named_so else ""
+    return name.parent.name == COPIES and bool(re.fullmatch(r"[0-9a-f]{32}", name.stem))
 
 
 def _is_unfinished_copy(path: Path) -> bool:
@@ -90,5 +79,5 @@ def check_exemplars(splits: Iterable[Split], hashes: Mapping[str, str]) -> None:
             "load the learner from a folder in which it was saved with copy_images=True"
         )
     for path in paths:
-        if path in hashes and file_hash(path) != hashes[path]:
+        if file_hash(path) != hashes[path]:
             raise UserError(f"{path}: is another image than the exemplar that was learned; restore the exemplar's file")

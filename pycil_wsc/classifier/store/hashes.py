@@ -57,15 +57,6 @@ def hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, st
     return {path: known.get(path) or file_hash(path) for path in files_in(splits)}
 
 
-def known_hashes_of(splits: Iterable[Split], known: Mapping[str, str]) -> dict[str, str]:
-    """The ``known`` SHA-256 of each image file that has one.
-
-    The others are named by a learner of an earlier version, which noted no hashes, or by one that claims to be: their
-    present content does not prove what was learned.
-    """
-    return {path: known[path] for path in files_in(splits) if path in known}
-
-
 def digests_of(split: Split, known: Mapping[str, str]) -> np.ndarray:
     """The first 8 bytes of the SHA-256 of each image, of its pixels or of its file: int64 (N,).
 

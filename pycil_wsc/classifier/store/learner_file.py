@@ -30,7 +30,7 @@ from pycil_wsc.classifier.predict.features import Features
 from pycil_wsc.classifier.predict.rebuild import checked_info
 from pycil_wsc.classifier.store import versions
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, problem_of
-from pycil_wsc.classifier.store.exemplar_files import is_inside, name_of, remove_copies
+from pycil_wsc.classifier.store.exemplar_files import name_of, remove_copies
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.config.dropped import without_dropped
@@ -132,15 +132,15 @@ def _packed(split: Split, folder: Path, hashes: Mapping[str, str], copy_images: 
     if split.in_memory:
         return labels | {"pixels": torch.from_numpy(np.ascontiguousarray(split.images))}
     paths = split.images.tolist()
-    names = [name_of(path, folder, hashes.get(path), copy_images) for path in paths]
-    return labels | {"files": names, "sha256": [hashes.get(path) for path in paths]}
+    names = [name_of(path, folder, hashes[path], copy_images) for path in paths]
+    return labels | {"files": names, "sha256": [hashes[path] for path in paths]}
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read(folder: Path, version: int | None = None) -> tuple[SavedLearner, int]:
-    """Read what :func:`write` wrote, and the number of its version; 0 of a learner that has none.
+    """Read what :func:`write` wrote, and the number of its version.
 
     ``version``: the number of one that is kept; None: the present one. Raises a :class:`UserError` if it is missing or
     damaged, or not a learner.
@@ -168,7 +168,7 @@ def _content_of(folder, version):
         path = versions.find(folder, version)
         with contextlib.suppress(FileNotFoundError):
             content = load_state(path)
-            if content.get("version", 0) == version:
+            if content["version"] == version:
                 return content
     raise UserError(f"{folder}: {path.name} is not version {version}; save or copy it again")
 
@@ -204,19 +204,16 @@ def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Boo
     """The bookkeeping with this content, and the hashes of its files."""
     held_out, hashes = _unpacked(stored["held_out"], folder, info)
     learned = np.asarray(stored["learned"])
-    images = np.asarray(stored.get("images", np.empty(0, np.int64)))  # not in learners of earlier versions
-    learned = np.union1d(learned, images) if len(images) else learned
-    features = _features_of(stored["features"]) if "features" in stored else Features()  # likewise
-    noted = tuple(stored["entries"])
+    images = np.asarray(stored["images"])
     bookkeeping = Bookkeeping(
         held_out=held_out,
         per_class=stored["per_class"],
         temperature=stored["temperature"],
-        entries=noted,
-        learned=learned,
+        entries=tuple(stored["entries"]),
+        learned=np.union1d(learned, images) if len(images) else learned,
         images=images,
-        features=features,
-        notes=stored.get("notes", "{}"),  # likewise
+        features=_features_of(stored["features"]),
+        notes=stored["notes"],
     )
     return bookkeeping, hashes
 
@@ -236,7 +233,7 @@ def _features_of(stored: State) -> Features:
 
 
 def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, dict[str, str]]:
-    """What :func:`_packed` packed, and the known hashes of the files."""
+    """What :func:`_packed` packed, and the hashes of the files."""
     labels = np.asarray(stored["labels"], np.int64)
     hashes: dict[str, str] = {}
     if "files" in stored:
@@ -244,15 +241,8 @@ def _unpacked(stored: State, folder: Path, info: DatasetInfo) -> tuple[Split, di
         paths = [os.path.join(folder, name) for name in names]
         _check(all(b"\0" not in os.fsencode(path) for path in paths), "names of files")
         images = compact(paths)
-        pairs = zip(paths, stored["sha256"], strict=True)
-        hashes = {path: digest for path, digest in pairs if digest is not None}
+        hashes = dict(zip(paths, stored["sha256"], strict=True))
         _check(all(re.fullmatch("[0-9a-f]{64}", digest) for digest in hashes.values()), "hashes")
-        for name, path in zip(names, paths, strict=True):
-            if path not in hashes and not os.path.isabs(name) and not is_inside(path, folder):
-                raise UserError(
-                    f"{folder}: names a file outside this folder, {name}, without its hash; do not use this learner "
-                    "unless you know who made it: save it again where it was learned"
-                )
     else:
         images = np.asarray(stored["pixels"])
         side = info.stored_size or info.image_size
@@ -274,9 +264,7 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
     for line in history:
         _check(all(isinstance(loss, float) for loss in line["train_loss"]), "history")
         _check(_numbers(line["num_seen"], line["exemplars"], line["total_seconds"]), "history")
-    if "anytime" in state:  # missing in learners of earlier versions
-        _check(isinstance(state["anytime"], dict) and state["anytime"].get("curve") == [], "tests within a task")
-        _check(_numbers(state["anytime"].get("steps")), "tests within a task")
+    _check(state["anytime"]["curve"] == [] and _numbers(state["anytime"]["steps"]), "tests within a task")
     clock = state["clock"]
     _check({"train_seconds", "total_seconds", "saved_seconds"} == clock.keys() and _numbers(*clock.values()), "clock")
     _check(_numbers(state["peak_memory"]), "memory")

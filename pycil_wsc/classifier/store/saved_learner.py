@@ -20,8 +20,8 @@ class SavedLearner(NamedTuple):
     """A learner after a task: what its folder has.
 
     ``config``: the configuration's values; ``held``: the exemplars, as a stream without test images; ``state``: that of
-    :meth:`pycil_wsc.runs.run.Run.state`; ``hashes``: the SHA-256 of the exemplars' files by name, except of those that
-    an earlier version saved; ``bookkeeping``: see :class:`~pycil_wsc.classifier.store.bookkeeping.Bookkeeping`.
+    :meth:`pycil_wsc.runs.run.Run.state`; ``hashes``: the SHA-256 of the exemplars' files by name;
+    ``bookkeeping``: see :class:`~pycil_wsc.classifier.store.bookkeeping.Bookkeeping`.
     """
 
     config: State

@@ -42,7 +42,7 @@ class Version(TypedDict):
 class Outline(NamedTuple):
     """What the file of a version tells without its tensors and its checksum.
 
-    ``number``: 0 if it has none, as in earlier versions; ``parent``: that of the version it was learned from, if known;
+    ``number``: its own; ``parent``: that of the version it was learned from, if known;
     ``tasks``: their names; ``when``: as in :class:`Version`; ``files``: the names of the image files that it refers to.
     """
 
@@ -82,7 +82,7 @@ def _numbered(folder: Path) -> dict[int, Path]:
 
 
 def number_of(path: Path) -> int:
-    """The number of the version in a file; 0 if it has none, cannot be read or does not exist."""
+    """The number of the version in a file; 0 if it cannot be read or does not exist."""
     outline = _outline_of(path)
     return outline.number if outline else 0
 
@@ -103,10 +103,7 @@ def is_damaged(folder: Path) -> bool:
 
 def next_number(folder: Path, known: int = 0) -> int:
     """The number of the next version, which no version has had; ``known``: one that has been used."""
-    noted = _last_number(folder)
-    highest = max([known, noted, number_of(folder / FILE), *_numbered(folder)])
-    if is_damaged(folder) and not noted:
-        highest += 1  # an earlier version saved it and noted nothing: it had the number after those that are kept
+    highest = max([known, _last_number(folder), number_of(folder / FILE), *_numbered(folder)])
     return 1 + highest
 
 
@@ -266,8 +263,8 @@ def _outline_in(file: File) -> Outline | None:
 
 def numbers_in(content: State) -> tuple[int, int | None]:
     """The version and its parent in the content of a file; raises ``ValueError`` if they are no such numbers."""
-    number, parent = content.get("version", 0), content.get("parent")
-    if type(number) is not int or number < 0:
+    number, parent = content["version"], content["parent"]
+    if type(number) is not int or number < 1:
         raise ValueError("its number is not one of a version")
     if parent is not None and (type(parent) is not int or parent < 1):
         raise ValueError("the number that it was learned from is not one of a version")

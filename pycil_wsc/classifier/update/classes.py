@@ -10,7 +10,6 @@ Each function returns another learner, and leaves the one that it is given as it
 from __future__ import annotations
 
 import datetime
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -183,9 +182,8 @@ def _each_once(split: Split, digests: np.ndarray) -> tuple[Split, np.ndarray]:
 
 def _refuse_unknown(present: SavedLearner, split: Split, digests: np.ndarray) -> None:
     """Raise :class:`UserError` if an image was neither learned nor held out."""
-    parts = [present.held.train, present.bookkeeping.held_out]
-    kept = np.concatenate([digests_of(part, present.hashes) for part in parts])
-    unknown = np.flatnonzero(~np.isin(digests, np.union1d(present.bookkeeping.learned, kept)))
+    held_out = digests_of(present.bookkeeping.held_out, present.hashes)
+    unknown = np.flatnonzero(~np.isin(digests, np.union1d(present.bookkeeping.learned, held_out)))
     if len(unknown):
         first = f"image {unknown[0]}" if split.in_memory else str(split.images[unknown[0]])
         raise UserError(f"relabel: {len(unknown)} of {len(split)} images were never learned, such as {first}; learn it")
@@ -240,9 +238,8 @@ def _without_sums(config: Config, present: SavedLearner, label: int, images: Sou
     mixed = with_classes(digests, np.zeros(len(digests), np.int64), [name])
     split = rows_of(split, np.isin(mixed, present.bookkeeping.learned))
     if len(split) != number:
-        unknown = "by an earlier version, which did not count them" if number == float("inf") else f"{number:.0f}"
         raise UserError(
-            f"remove: {len(split)} of the images that were learned as '{name}' are here, of {unknown}; give all of "
+            f"remove: {len(split)} of the images that were learned as '{name}' are here, of {number:.0f}; give all of "
             "them, with the content that they had"
         )
     with _rebuilt(config, present, Split(split.images, np.full(len(split), label))) as learner:
@@ -344,9 +341,7 @@ def _with_names(
     for name, now in changes.items():
         mixed = _mixed(images, name)
         of_class = np.isin(mixed, learned)
-        partners = learned[np.isin(_mixed(learned, name), learned)]  # of each image, its digest without and with it
-        unclear = np.setdiff1d(partners, np.concatenate([images[of_class], mixed[of_class]]))
-        learned = np.setdiff1d(learned, np.concatenate([mixed[of_class], unclear]))
+        learned = np.setdiff1d(learned, mixed[of_class])
         if now is not None:
             learned = np.union1d(learned, _mixed(images[of_class], now))
         elif forgets:
@@ -400,8 +395,7 @@ def _noted(config: Config, learner: SavedLearner, change: ClassChange, line: str
     """The change in the history of its last task, and probabilities calibrated anew."""
     bookkeeping = learner.bookkeeping
     change["when"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    tasks = len(learner.state["history"])
-    *earlier, last = [*bookkeeping.entries, *itertools.repeat(Entry(), tasks - len(bookkeeping.entries))]
+    *earlier, last = bookkeeping.entries
     last = Entry(**{**last, "changes": [*last.get("changes", []), change]})
     learner = learner._replace(bookkeeping=replace(bookkeeping, entries=(*earlier, last)))
     held_out = bookkeeping.held_out

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pycil_wsc.classifier.store.bookkeeping import Relabelled
-from pycil_wsc.classifier.store.hashes import digests_of, with_classes
+from pycil_wsc.classifier.store.hashes import with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream_memory import StreamMemory
@@ -43,7 +43,7 @@ class Corrections(NamedTuple):
 def corrections_in(
     digests: np.ndarray, labels: np.ndarray, names: Sequence[str], present: SavedLearner | None
 ) -> Corrections:
-    """The images that ``present`` has learned, or keeps as exemplars, with a class that they do not have now.
+    """The images that ``present`` has learned with a class that they do not have now.
 
     Args:
         digests: of the new images (:func:`~pycil_wsc.classifier.store.hashes.digests_of`): int64 (N,).
@@ -55,7 +55,7 @@ def corrections_in(
     if present is None or not len(digests):
         return none
     known = present.held.info.classes
-    learned = np.union1d(present.bookkeeping.learned, _learned_exemplars(present))
+    learned = present.bookkeeping.learned
     seen_before = np.flatnonzero(_is_in(digests, learned))
     if not len(seen_before):
         return none
@@ -72,16 +72,6 @@ def corrections_in(
     has_same_name = np.array([names[label] == known[was] for label, was in pairs], bool)
     used = wrong & (~given_now | has_same_name)  # another file of this task may have the other class rightly
     return Corrections(rows, former).of(np.flatnonzero(used)[np.argsort(rows[used], kind="stable")])
-
-
-def _learned_exemplars(present: SavedLearner) -> np.ndarray:
-    """The digests of the exemplars, without and with their classes: earlier versions noted no others."""
-    held = present.held.train
-    if not held.in_memory:  # format 1 has no hashes
-        known = np.array([path in present.hashes for path in held.images.tolist()], bool)
-        held = Split(held.images[known], held.targets[known])
-    digests = digests_of(held, present.hashes)
-    return np.concatenate([digests, with_classes(digests, held.targets, present.held.info.classes)])
 
 
 def _is_in(values: np.ndarray, ascending: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from pycil_wsc.classifier.predict.rebuild import config_with_weights_elsewhere
 from pycil_wsc.classifier.store import learner_file
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, Decision, Entry, Relabelled
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
-from pycil_wsc.classifier.store.hashes import Hashes, digests_of, hashes_of, known_hashes_of, with_classes
+from pycil_wsc.classifier.store.hashes import Hashes, digests_of, hashes_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
 from pycil_wsc.classifier.store.settings import configured, values_of
 from pycil_wsc.classifier.update.comparison import decision_between, images_of_user, right
@@ -264,7 +264,7 @@ def train(prepared: Prepared, work: Path) -> Trained:
     learned = state["learner"]
     exemplars = memory.renumbered(memory_of(learned), numbers)
     state["learner"] = with_parts(learned, memory=exemplars, stored=renumbered(stored_of(learned), numbers))
-    hashes = known_hashes_of((held.train, prepared.bookkeeping.held_out), prepared.hashes)
+    hashes = hashes_of((held.train, prepared.bookkeeping.held_out), prepared.hashes)
     learner = SavedLearner(values_of(before.config, prepared.config.tasks), held, state, hashes)
     return Trained(prepared, learner, choice, run.learner.outputs.noted, lent)
 
@@ -371,14 +371,12 @@ def record(judged: Judged, started: float) -> Recorded:
     entry["seconds"] = time.perf_counter() - started
     if judged.decision:
         entry = {**entry, **judged.decision}
-    entries = list(prepared.bookkeeping.entries)
-    missing = len(prepared.config.tasks) - 1 - len(entries)  # the tasks that an earlier version learned
     features = _features(judged)
     bookkeeping = dataclasses.replace(
         prepared.bookkeeping,
         held_out=judged.held_out,
         temperature=judged.answers.temperature,
-        entries=(*[Entry()] * missing, *entries, entry),
+        entries=(*prepared.bookkeeping.entries, entry),
         features=features,
     )
     answers = Answers(judged.answers.classifier, judged.answers.classes, judged.answers.temperature, features=features)

@@ -27,7 +27,7 @@ from pycil_wsc.errors import UserError
 from pycil_wsc.files import read_file, write_atomically
 
 WEIGHTS = "pretrained"  # in a fingerprint, the hash of a file of pre-trained weights
-DECODED_AS = "decoding"  # in a fingerprint of image files, how they are decoded; earlier versions did not note it
+DECODED_AS = "decoding"  # in a fingerprint of image files, how they are decoded; 0.1.0 did not note it
 SETTLED = 2.0  # seconds: a second change within this time might leave the modification time unchanged
 
 
@@ -115,7 +115,7 @@ def changed(before: Fingerprint | None, now: Fingerprint | None) -> str:
 
 
 def decoded_otherwise(before: Fingerprint | None, now: Fingerprint | None) -> bool:
-    """Whether image files of ``before`` were decoded in another way than those of ``now``, as by earlier versions."""
+    """Whether image files of ``before`` were decoded in another way than those of ``now``, as by 0.1.0."""
     decodings = _decodings(now)
     return isinstance(before, dict) and bool(before) and bool(decodings) and not _decodings(before) <= decodings
 

@@ -81,7 +81,7 @@ def _of_its_class(pool, label):
     """The reservoir of a class after the task."""
     memory = pool.memory
     held = memory.classes.get(label, np.empty(0, np.int64))
-    seen = memory.seen_by_class.get(label, len(held))  # unknown in states of earlier versions
+    seen = memory.seen_by_class.get(label, 0)
     return reservoir(held, seen, pool.indices[pool.rows(label)], memory.per_class, pool.rng)
 
 

@@ -140,9 +140,9 @@ class ExemplarMemory:
 
     def load_state_dict(self, state: State) -> None:
         self.classes = {c: np.array(kept, np.int64) for c, kept in state["classes"].items()}
-        self.seen = state.get("seen", 0)  # missing in weights saved by earlier versions, which are not trained further
-        self.seen_by_class = dict(state.get("seen_by_class", {}))  # missing in states of earlier versions
-        self.tasks = state.get("tasks", 0)  # missing likewise; no learner then chose before its task's end
+        self.seen = state.get("seen", 0)  # 0.1.0 has none, as the next two; its learners chose at their task's end
+        self.seen_by_class = dict(state.get("seen_by_class", {}))
+        self.tasks = state.get("tasks", 0)
 
     @staticmethod
     def renumbered(state: State, numbers: np.ndarray) -> State:
@@ -165,10 +165,10 @@ def regrouped(state: State, groups: Sequence[Sequence[int]]) -> State:
         if parts:
             turns = itertools.zip_longest(*parts)
             classes[new] = [index for turn in turns for index in turn if index is not None]
-        counts = [state["seen_by_class"][label] for label in group if label in state.get("seen_by_class", {})]
+        counts = [state["seen_by_class"][label] for label in group if label in state["seen_by_class"]]
         if counts:
             seen_by_class[new] = sum(counts)
-    gone = sum(state.get("seen_by_class", {}).values()) - sum(seen_by_class.values())
+    gone = sum(state["seen_by_class"].values()) - sum(seen_by_class.values())
     changed = {**state, "classes": classes, "seen": state["seen"] - gone, "seen_by_class": seen_by_class}
     if "slots" in state:  # of a memory that steps fill
         number = {label: new for new, group in enumerate(groups) for label in group}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +83,7 @@ class ClosedForm(BaseLearner):
 
     def build(self) -> ClosedFormNet:
         lent: Backbone | None = vars(self).pop("lent", None)
-        backbone: Any = self.tuned_backbone() if lent is None else Lent(lent)
+        backbone = self.tuned_backbone() if lent is None else Lent(lent)
         return ClosedFormNet(backbone, self.new_head(backbone.out_dim, widest_float(self.device)))
 
     def tuned_backbone(self) -> Backbone:

@@ -100,10 +100,6 @@ class RandomProjection(SummedHead):
             errors.append(error.nan_to_num(torch.inf))
         return RIDGES[int(torch.stack(errors).argmin())]
 
-    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
-        state.setdefault(f"{prefix}chosen", torch.zeros_like(self.chosen))  # states of earlier versions have none
-        super()._load_from_state_dict(state, prefix, *others)
-
 
 def is_held_out(features: Tensor, direction: Tensor) -> Tensor:
     """Which images are held out, one in five: (n, d), (d,) -> bool (n,). Drawn by the cosine with a random direction.

@@ -29,12 +29,6 @@ class Discriminants(SummedHead):
     def sums_of(self, features: Tensor) -> Iterator[tuple[Sums, Tensor, Tensor]]:
         yield self.sums, torch.ones(len(features), dtype=torch.bool, device=features.device), features
 
-    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
-        counts = state.pop(f"{prefix}counts", None)  # where earlier versions have them
-        if counts is not None and hasattr(self, "sums"):
-            state[f"{prefix}sums.counts"] = counts
-        super()._load_from_state_dict(state, prefix, *others)
-
     def solve(self) -> None:
         counts = self.sums.counts
         means = self.sums.products / counts.clamp(min=1)  # (d, classes)

@@ -10,20 +10,17 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import Importance, WeightSpaceConsolidation
 from pycil_wsc.consolidation.batch_norm import restored_modes
 from pycil_wsc.consolidation.importance import as_importance
-from pycil_wsc.consolidation.ranking import Scores
-from pycil_wsc.consolidation.trackers import Params, Tracker
+from pycil_wsc.consolidation.trackers import Tracker
 from pycil_wsc.data.batches.order import WHOLE
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line
 from pycil_wsc.networks.nets import IncrementalNet
-from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batches
 from pycil_wsc.training.learner_config import LearnerConfig
 from pycil_wsc.training.processes import Processes
@@ -50,12 +47,11 @@ class Scoring(Protocol):
 
 
 def chosen_importance(learner: Scoring, task: Task) -> Importance:
-    """The importance that ``wsc.importance`` sets; its costs are recorded in ``learner.scoring``."""
-    options = learner.config.wsc
-    importance = options.score()
+    """The importance that ``wsc.importance`` sets."""
+    importance = learner.config.wsc.score()
     if importance is None:
         importance = as_importance(functools.partial(_score_by_data, learner, task))
-    return Timed(importance, learner)
+    return importance
 
 
 def _score_by_data(learner, task, params, previous):
@@ -140,60 +136,18 @@ class UnaugmentedBatches:
         return self.learner.batches.plain(self.indices[:number], share=share)
 
 
-class Timed:
-    """Wraps an importance and records in ``learner.scoring`` the seconds that it takes and the bytes that it holds."""
+@contextlib.contextmanager
+def cost_of_scoring(learner: Scoring, tracker: Tracker, at_reset: bool) -> Iterator[None]:
+    """A context that records in ``learner.scoring`` the seconds within it and the bytes that ``tracker`` holds.
 
-    def __init__(self, importance: Importance, learner: Scoring):
-        self.importance = importance
-        self.learner = learner
-        self.needs_previous = importance.needs_previous
-
-    def track(self, params: Params) -> Tracker:
-        return TimedTracker(self.importance.track(params), self.learner)
-
-    def __repr__(self) -> str:
-        return repr(self.importance)
-
-
-class TimedTracker(Tracker):
-    """The tracker of a :class:`Timed` importance."""
-
-    def __init__(self, tracker: Tracker, learner: Scoring):
-        self.tracker = tracker
-        self.learner = learner
-        self.of_gradients = tracker.of_gradients
-        learner.scoring["importance_bytes"] = max(learner.scoring["importance_bytes"], tracker.nbytes)
-
-    def check(self, optimizer: Optimizer, steps: int) -> None:
-        self.tracker.check(optimizer, steps)
-
-    def follow(self, optimizer: Optimizer, skipped: Tensor | None) -> None:
-        """On a GPU, times the launch of the work only, so that no step waits."""
-        with self._timed():
-            self.tracker.follow(optimizer, skipped)
-
-    def scores(self, optimizer: Optimizer, steps: int, previous: Params) -> Mapping[str, Scores]:
-        self._wait()
-        with self._timed():
-            scores = self.tracker.scores(optimizer, steps, previous)
-            self._wait()
-        return scores
-
-    @property
-    def nbytes(self) -> int:
-        return self.tracker.nbytes
-
-    def state_dict(self) -> State:
-        return self.tracker.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self.tracker.load_state_dict(state)
-
-    @contextlib.contextmanager
-    def _timed(self):
-        start = time.perf_counter()
-        yield
-        self.learner.scoring["importance_seconds"] += time.perf_counter() - start
-
-    def _wait(self):
-        synchronize(self.learner.device)
+    Only ``at_reset`` does it wait for the device: a step must not, so that on a GPU its launch alone is timed.
+    """
+    costs = learner.scoring
+    costs["importance_bytes"] = max(costs["importance_bytes"], tracker.nbytes)
+    if at_reset:
+        synchronize(learner.device)
+    start = time.perf_counter()
+    yield
+    if at_reset:
+        synchronize(learner.device)
+    costs["importance_seconds"] += time.perf_counter() - start

@@ -20,7 +20,7 @@ from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun, UserError
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.methods.consolidation.scores import chosen_importance
+from pycil_wsc.methods.consolidation.scores import chosen_importance, cost_of_scoring
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.methods.replay.replay import Replay
 from pycil_wsc.networks.nets import Backbone, inner_units
@@ -230,6 +230,7 @@ class ConsolidatedPhase:
         given = {"importance": importance, "reset": reset, "warmup_steps": warmup}
         wsc = options.build(self.learner.network.named_parameters(), run.epochs, run.batches, **given)
         wsc.check_fits(run.steps)
+        wsc.measure = functools.partial(cost_of_scoring, self.learner)
         return wsc
 
     def _hold_rate(self) -> None:

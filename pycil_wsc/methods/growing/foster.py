@@ -1,7 +1,6 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.losses import balanced_weights, distillation
+from pycil_wsc.networks.heads import IncrementalHead
 from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
@@ -63,8 +63,8 @@ class FOSTER(BaseLearner):
         one_phase = False
         expands = True  # for the duration of a task
 
-    student: Any
-    old_head: Any
+    student: ExpandingNet | None  # these two: from the second task on
+    old_head: IncrementalHead | None
 
     def build(self) -> nn.Module:
         return ExpandingNet(self.new_backbone())
@@ -72,20 +72,21 @@ class FOSTER(BaseLearner):
     def grow(self, task: Task) -> None:
         self.num_old, self.num_seen = task.num_old, task.num_seen
         if task.index > 1:
+            assert self.student is not None
             self.network = self.student
         self.old_head = copy.deepcopy(self.network.head).requires_grad_(False) if task.index else None
         self.network.grow(task.num_seen, task.num_seen)
         self.network.blocks[:-1].requires_grad_(False)
-        self.student = self._student(task) if task.index else None
+        self.student = self._student(task, self.old_head) if self.old_head else None
 
-    def _student(self, task):
+    def _student(self, task: Task, old_head: IncrementalHead) -> ExpandingNet:
         """A network of one backbone, initialised from the teacher's old one, and a head with the old head's rows."""
         student = ExpandingNet(self.new_backbone(pretrained=False))
         student.grow(task.num_seen, 0)
         student.blocks[0].load_state_dict(self.network.blocks[0].state_dict())
         with torch.no_grad():
-            student.head.weight[: task.num_old] = self.old_head.weight
-            student.head.bias[: task.num_old] = self.old_head.bias
+            student.head.weight[: task.num_old] = old_head.weight
+            student.head.bias[: task.num_old] = old_head.bias
         return student
 
     def also_tested(self) -> dict[str, nn.Module]:
@@ -94,7 +95,7 @@ class FOSTER(BaseLearner):
     def phases(self, task: Task) -> Iterator[Phase]:
         options = self.config.options
         boosting = self.main_phase(task)
-        if not task.index:
+        if self.student is None:
             yield boosting
             return
         counts = torch.from_numpy(self.class_counts(task))
@@ -118,7 +119,7 @@ class FOSTER(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.extract(batch.images)
         logits = self.network.classify(features).float()
-        if not self.num_old:
+        if self.old_head is None:
             return self.over.cross_entropy(logits, batch.targets), logits
         options = self.config.options
         newest = self.over.cross_entropy(self.network.classify_newest(features).float(), batch.targets)
@@ -126,6 +127,7 @@ class FOSTER(BaseLearner):
         return self.over.cross_entropy(logits / self.weights, batch.targets) + newest + options.lambda_okd * old, logits
 
     def compression_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        assert self.student is not None
         with torch.no_grad():
             soft = self.network(batch.images)
         logits = self.student(batch.images).float()

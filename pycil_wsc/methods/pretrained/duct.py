@@ -10,8 +10,8 @@ from typing_extensions import Unpack
 
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
-from pycil_wsc.methods.distillation.coil import transport
 from pycil_wsc.methods.prototypes.class_rows_learner import ClassRows, by_class
+from pycil_wsc.methods.transport import transport
 from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.registry import register_learner

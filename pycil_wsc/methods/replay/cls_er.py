@@ -196,9 +196,7 @@ class CLSER(Replay):
     def set_extra_state(self, state: State) -> None:
         super().set_extra_state(state)
         self.steps = state["steps"]
-        working = state["working"]
-        values = working.values() if isinstance(working, dict) else working  # a list in states of earlier versions
-        self.working = [value.to(self.device) for value in values]
+        self.working = [value.to(self.device) for value in state["working"].values()]
 
 
 def tensors(network: nn.Module) -> list[Tensor]:

@@ -10,7 +10,7 @@ History = Sequence[dict[str, Json]]
 
 @register_metric("task_known_curve")
 def task_known_curve(history: History) -> list[float] | None:
-    """The accuracy on the test images of all tasks so far, after each task; None if earlier versions tested some."""
+    """The accuracy on the test images of all tasks so far, after each task; None if 0.1.0 tested some."""
     return [line["cnn_known"] for line in history] if all("cnn_known" in line for line in history) else None
 
 
@@ -29,8 +29,8 @@ def task_known_matrix(history: History) -> list[list[float]] | None:
 def new_known_curve(history: History) -> list[float] | None:
     """The accuracy on each task's test images right after learning it, among the classes of this task alone.
 
-    Plasticity without recency bias: a network that prefers its newest classes gains nothing here. None if earlier
-    versions tested some tasks.
+    Plasticity without recency bias: a network that prefers its newest classes gains nothing here. None if 0.1.0
+    tested some tasks.
     """
     if not all("cnn_known_tasks" in line for line in history):
         return None

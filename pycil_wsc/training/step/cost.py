@@ -166,4 +166,4 @@ class Spent:
     def load_state_dict(self, state: State) -> None:
         self.task = state["task"]
         self.begun = [dict(phase) for phase in state["begun"]]
-        self.replays = state.get("replays", False)  # missing in states of earlier versions
+        self.replays = state["replays"]

@@ -11,7 +11,7 @@ from pycil_wsc import Learner, registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.methods.distillation.coil import transport
+from pycil_wsc.methods.transport import transport
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.learner import grow_for
 

@@ -16,8 +16,8 @@ from support.small_runs import SETTINGS, run_of, small_data, uncounted
 from torchvision.transforms import functional
 
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.batches.augmentation import simclr
 from pycil_wsc.errors import UserError
+from pycil_wsc.methods.replay.by_step import simclr
 from pycil_wsc.training.learner import grow_for
 
 RATE = {"momentum": 0.9, "weight_decay": 1e-3}

@@ -10,12 +10,12 @@ from torch.nn.functional import normalize, pad
 from typing_extensions import Unpack
 
 from pycil_wsc import seeding
-from pycil_wsc.data.batches.augmentation.simclr import NUMBERS, strongly_augmented
 from pycil_wsc.data.batches.order import batch_slices, epoch_order
 from pycil_wsc.data.memory.stream_memory import NONE, StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.replay.by_step.pixels import Pixels
+from pycil_wsc.methods.replay.by_step.simclr import NUMBERS, strongly_augmented
 from pycil_wsc.methods.replay.dark_er import squared_distances
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batch_norm.parted import UntrackedBatchNorm
