@@ -135,9 +135,23 @@ def test_a_snapshot_predicts_in_evaluation_mode_whatever_was_done_to_its_model(j
     assert torch.equal(learner.logits(images), expected)
 
 
-def test_a_classifier_that_is_moved_computes_where_it_is(months):
-    classifier = learned(months[0], name="replay", **QUICK).answers.classifier
-    assert classifier.to("meta").learner.device == classifier.device == torch.device("meta")
+def test_a_classifier_that_is_moved_is_where_its_tensors_are(months):
+    """Nothing else of the learner within changes: the device it was trained on stays noted."""
+    classifier = learned(months[0], name="replay", **QUICK).answers.classifier.to("meta")
+    learner = classifier.learner
+    assert classifier.device == torch.device("meta")
+    assert learner.device == learner.precision.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+def test_what_needs_full_precision_asks_for_it_where_the_features_are(lowered):
+    """Wherever the learner was trained: ``classify`` of a computed classifier is in fp32 within autocast, too."""
+    learner = learned(two_parts()[0], name="ncm").answers.classifier.learner
+    learner.precision.device = torch.device("meta")
+    features = torch.rand(2, learner.network.backbone.out_dim)
+    expected = learner.classify(features)
+    with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
+        assert torch.equal(learner.classify(features), expected)
 
 
 @pytest.mark.parametrize("name", ["ncm", "slda", "ranpac", "fecam"])
