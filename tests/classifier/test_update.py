@@ -12,9 +12,12 @@ from support.small_learners import QUICK, arrays, assert_same, learned, months
 
 from pycil_wsc import Accept
 from pycil_wsc.classifier.store.hashes import Hashes, as_digests, sha256_of
-from pycil_wsc.classifier.update.folders import folders_of
+from pycil_wsc.classifier.update.judge import judge
+from pycil_wsc.classifier.update.prepare import Before, prepare
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
-from pycil_wsc.classifier.update.update import Before, judge, prepare, publish, record, train
+from pycil_wsc.classifier.update.publish import folders_of, publish
+from pycil_wsc.classifier.update.record import record
+from pycil_wsc.classifier.update.train import train
 from pycil_wsc.data.images.paths import compact
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
@@ -163,7 +166,7 @@ def test_updates_share_one_backbone_and_learn_as_if_each_made_its_own(name):
     with patch.object(BaseLearner, "new_backbone") as made:
         learner.learn(second)
     assert not made.called and learner.answers.backbone is backbone
-    with patch("pycil_wsc.classifier.update.update._backbone_to_lend", return_value=None):
+    with patch("pycil_wsc.classifier.update.train._backbone_to_lend", return_value=None):
         other.learn(second)
     assert other.answers.backbone is not backbone
     assert_same(learner, other)
