@@ -15,19 +15,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
+from pycil_wsc.classifier import rows
 from pycil_wsc.classifier.labels import consistent_labels, labels_by_name, labels_of, name_of, plain_labels
 from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.classifier.predict.arguments import folder_of, from_python, refusing
-from pycil_wsc.classifier.rows import (
-    Samples,
-    check_bytes,
-    check_form,
-    file_names,
-    form_of,
-    image_shape_of,
-    pictures,
-    value_range_of,
-)
+from pycil_wsc.classifier.rows import Samples
 from pycil_wsc.errors import UserError
 
 NOTE = "ContinualClassifier"  # in the notes of its learner
@@ -151,24 +143,23 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
     def _images(self, X: Samples, reset: bool = False) -> np.ndarray | list[str]:
         """``X`` as images that the learner takes; ``reset``: it is of the first task, whose form the others have."""
-        form = form_of(X)
+        form = rows.form_of(X)
         if reset:
             self.form_ = form
-        check_form(form, self.form_)
+        rows.check_form(form, self.form_)
         if form == "files":
-            return file_names(X)
+            return rows.file_names(X)
         if form == "images":
             return np.asarray(X)
-        rows = validate_data(self, X, reset=reset, dtype=np.float64)
+        numbers = validate_data(self, X, reset=reset, dtype=np.float64)
         given = np.asarray(X).dtype
         if reset:
             self.bytes_ = given == np.uint8
-            first = (0, 255) if self.bytes_ else (rows.min(), rows.max())
-            self.value_range_ = value_range_of(first if self.value_range is None else self.value_range)
-            self.image_shape_ = image_shape_of(rows.shape[1], self.image_shape)
+            self.value_range_ = rows.value_range_of(numbers, self.bytes_, self.value_range)
+            self.image_shape_ = rows.image_shape_of(numbers.shape[1], self.image_shape)
         elif self.value_range is None:
-            check_bytes(given, self.bytes_)
-        return pictures(rows, self.value_range_, self.image_shape_)
+            rows.check_bytes(given, self.bytes_)
+        return rows.pictures(numbers, self.value_range_, self.image_shape_)
 
     def _keys(self, images: np.ndarray | list[str]) -> dict[str, Any]:
         """The configuration's keys."""

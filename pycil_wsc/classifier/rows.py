@@ -51,14 +51,20 @@ def file_names(samples: Samples) -> list[str]:
     return names
 
 
-def value_range_of(values: Sequence[float]) -> tuple[float, float]:
-    """The values of black and of white. Raises a :class:`UserError` if they are not two numbers."""
+def value_range_of(rows: np.ndarray, are_bytes: bool, wanted: tuple[float, float] | None) -> tuple[float, float]:
+    """The values of black and of white.
+
+    ``wanted``: those that are asked for; None: 0 and 255 if the rows ``are_bytes``, else their least and greatest.
+    Raises a :class:`UserError` if they are not two numbers.
+    """
+    if wanted is None:
+        wanted = (0, 255) if are_bytes else (rows.min(), rows.max())
     try:
-        black, white = (float(value) for value in values)
+        black, white = (float(value) for value in wanted)
     except (TypeError, ValueError):
         black = white = math.nan
     if not math.isfinite(black - white):
-        raise UserError(f"value_range: {values!r} is not (black, white), two numbers")
+        raise UserError(f"value_range: {wanted!r} is not (black, white), two numbers")
     return black, white
 
 
