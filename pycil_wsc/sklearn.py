@@ -61,6 +61,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         n_features_in_: the number of pixels of a row, if ``X`` has rows.
     """
 
+    learner_: Learner
+    label_of_: dict[str, np.generic]  # by the name of its class
+
     def __init__(
         self,
         method: str = "wsc",
@@ -122,7 +125,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """The labels so far, in ascending order."""
         return np.sort(labels_of(self.learner_.classes, self.label_of_))
 
-    def _become(self, other: ContinualClassifier, X: Samples, y: ArrayLike, allowed: ArrayLike | None = None):
+    def _become(
+        self, other: ContinualClassifier, X: Samples, y: ArrayLike, allowed: ArrayLike | None = None
+    ) -> ContinualClassifier:
         """Become ``other``, a copy of this one, with one more task. An error leaves this one as it is."""
         with as_value_errors():
             anew = not other.__sklearn_is_fitted__()
@@ -151,7 +156,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             return rows.file_names(X)
         if form == "images":
             return np.asarray(X)
-        numbers = validate_data(self, X, reset=reset, dtype=np.float64)
+        numbers = np.asarray(validate_data(self, X, reset=reset, dtype=np.float64))  # pyright: ignore[reportArgumentType]
         given = np.asarray(X).dtype
         if reset:
             self.bytes_ = given == np.uint8
