@@ -51,8 +51,9 @@ from pycil_wsc.classifier.store.versions import (
 from pycil_wsc.classifier.update import classes
 from pycil_wsc.classifier.update.gate import Accept
 from pycil_wsc.classifier.update.held_out import ONE_OF
+from pycil_wsc.classifier.update.prepare import Before
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
-from pycil_wsc.classifier.update.update import ONE_AT_A_TIME, Before, updated
+from pycil_wsc.classifier.update.update import ONE_AT_A_TIME, updated
 from pycil_wsc.config.completion import complete
 from pycil_wsc.config.image_config import KEYS
 from pycil_wsc.data.images.image_files import line_of

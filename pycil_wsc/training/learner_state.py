@@ -25,8 +25,13 @@ def memory_of(state: State) -> State:
 
 
 def stored_of(state: State) -> State:
-    """The state of the values that are stored with the exemplars."""
-    return state[EXTRA][STORED]
+    """The state of the values that are stored with the exemplars, which states of earlier versions do not have."""
+    return state[EXTRA].get(STORED, {})
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """The tensors of the networks, by their names in the learner."""
+    return {name: value for name, value in state.items() if name != EXTRA}
 
 
 def parts_of(state: State) -> State:
@@ -34,16 +39,19 @@ def parts_of(state: State) -> State:
     return state[EXTRA]
 
 
+def without_memory(state: State) -> State:
+    """:func:`parts_of` without the memory and the values that are stored with it."""
+    return {name: value for name, value in state[EXTRA].items() if name not in (MEMORY, STORED)}
+
+
 def with_parts(state: State, **parts: State) -> State:
-    """``state`` with other ``memory`` or ``stored``; it is left as it is."""
+    """``state`` with other parts, such as another ``memory``; it is left as it is."""
     return {**state, EXTRA: {**state[EXTRA], **parts}}
 
 
 def without_exemplars(state: State) -> list[tuple[str, Json]]:
     """What else there is, with its names: the tensors of the networks, then the learner's other parts."""
-    tensors = [(name, value) for name, value in state.items() if name != EXTRA]
-    parts = [(name, value) for name, value in state[EXTRA].items() if name not in (MEMORY, STORED)]
-    return tensors + parts
+    return [*tensors_of(state).items(), *without_memory(state).items()]
 
 
 def placed(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -35,8 +35,12 @@ class Precision:
     @property
     def name(self) -> str:
         """``fp32`` or ``bf16``."""
-        name = resolved_precision(self.wanted, self.device)
-        if name != "bf16" or self.device.type != "cpu":
+        return self.name_on(self.device)
+
+    def name_on(self, device: torch.device) -> str:
+        """:attr:`name` of a learner that was moved to ``device``."""
+        name = resolved_precision(self.wanted, device)
+        if name != "bf16" or device.type != "cpu":
             return name
         if self._needs_fp32 is None:
             self._needs_fp32 = self._undefined()
@@ -48,10 +52,11 @@ class Precision:
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
-    def full(self) -> contextlib.AbstractContextManager:
-        """A context in which nothing is lowered, within :meth:`autocast` too."""
-        lowered = torch.is_autocast_enabled(self.device.type)  # not in a program that is exported
-        return torch.autocast(self.device.type, enabled=False) if lowered else contextlib.nullcontext()
+    @staticmethod
+    def full(device: torch.device) -> contextlib.AbstractContextManager:
+        """A context in which nothing that is computed on ``device`` is lowered, within :meth:`autocast` too."""
+        lowered = torch.is_autocast_enabled(device.type)  # not in a program that is exported
+        return torch.autocast(device.type, enabled=False) if lowered else contextlib.nullcontext()
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:

@@ -405,15 +405,18 @@ def test_black_may_be_the_greater_value(months):
     assert np.array_equal(inverted.predict_proba(255.0 - rows), plain.predict_proba(1.0 * rows))
 
 
-def test_a_learner_that_goes_back_by_itself_is_one_line_until_it_is_loaded_again(months, tmp_path):
+def test_the_classes_are_those_of_the_learner_also_if_it_goes_back_or_learns_by_itself(months, tmp_path):
     classifier = small(1)
     for images, names in months[:2]:
         classifier.partial_fit(images, names)
         classifier.save(tmp_path)
     classifier.learner_.rollback()
-    with pytest.raises(ValueError, match="^learner_: was trained or rolled back .* save the classifier, and load it"):
-        classifier.predict(images)
-    assert ContinualClassifier.load(tmp_path).classes_.tolist() == ["ant", "cat"]
+    loaded = ContinualClassifier.load(tmp_path)
+    assert classifier.classes_.tolist() == loaded.classes_.tolist() == ["ant", "cat"]
+    assert np.array_equal(classifier.predict_proba(images), loaded.predict_proba(images))
+    classifier.learner_.learn(months[1])
+    assert classifier.classes_.tolist() == ["ant", "bee", "cat"]
+    assert classifier.predict_proba(images).shape == (len(images), 3)
 
 
 def test_what_is_not_fitted_is_not_saved(tmp_path):
@@ -450,4 +453,3 @@ def test_an_answer_between_the_end_of_learning_and_the_return_of_partial_fit_has
     monkeypatch.setattr(Learner, "_advice", advice)
     classifier.partial_fit(images[:2], ["a", "a"])
     assert len(meanwhile) == 1 and np.array_equal(meanwhile[0], classifier.predict_proba(images))
-    assert "_coming" not in vars(classifier)

@@ -12,9 +12,12 @@ from support.small_learners import QUICK, arrays, assert_same, learned, months
 
 from pycil_wsc import Accept
 from pycil_wsc.classifier.store.hashes import Hashes, as_digests, sha256_of
-from pycil_wsc.classifier.update.folders import folders_of
+from pycil_wsc.classifier.update.judge import judge
+from pycil_wsc.classifier.update.prepare import Before, prepare
 from pycil_wsc.classifier.update.progress_bar import ProgressBar
-from pycil_wsc.classifier.update.update import Before, judge, prepare, publish, record, train
+from pycil_wsc.classifier.update.publish import folders_of, publish
+from pycil_wsc.classifier.update.record import record
+from pycil_wsc.classifier.update.train import train
 from pycil_wsc.data.images.paths import compact
 from pycil_wsc.data.types import Split
 from pycil_wsc.errors import UserError
@@ -135,9 +138,23 @@ def test_a_snapshot_predicts_in_evaluation_mode_whatever_was_done_to_its_model(j
     assert torch.equal(learner.logits(images), expected)
 
 
-def test_a_classifier_that_is_moved_computes_where_it_is(months):
-    classifier = learned(months[0], name="replay", **QUICK).answers.classifier
-    assert classifier.to("meta").learner.device == classifier.device == torch.device("meta")
+def test_a_classifier_that_is_moved_is_where_its_tensors_are(months):
+    """Nothing else of the learner within changes: the device it was trained on stays noted."""
+    classifier = learned(months[0], name="replay", **QUICK).answers.classifier.to("meta")
+    learner = classifier.learner
+    assert classifier.device == torch.device("meta")
+    assert learner.device == learner.precision.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+def test_what_needs_full_precision_asks_for_it_where_the_features_are(lowered):
+    """Wherever the learner was trained: ``classify`` of a computed classifier is in fp32 within autocast, too."""
+    learner = learned(two_parts()[0], name="ncm").answers.classifier.learner
+    learner.precision.device = torch.device("meta")
+    features = torch.rand(2, learner.network.backbone.out_dim)
+    expected = learner.classify(features)
+    with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
+        assert torch.equal(learner.classify(features), expected)
 
 
 @pytest.mark.parametrize("name", ["ncm", "slda", "ranpac", "fecam"])
@@ -149,7 +166,7 @@ def test_updates_share_one_backbone_and_learn_as_if_each_made_its_own(name):
     with patch.object(BaseLearner, "new_backbone") as made:
         learner.learn(second)
     assert not made.called and learner.answers.backbone is backbone
-    with patch("pycil_wsc.classifier.update.update._backbone_to_lend", return_value=None):
+    with patch("pycil_wsc.classifier.update.train._backbone_to_lend", return_value=None):
         other.learn(second)
     assert other.answers.backbone is not backbone
     assert_same(learner, other)

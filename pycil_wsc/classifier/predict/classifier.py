@@ -1,6 +1,6 @@
 """A trained learner as a classifier of raw images: their logits, batch by batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -125,15 +125,8 @@ class Classifier(nn.Module):
                 features = features.float()
             yield features
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Classifier":
-        """What ``to`` calls; the learner is then where its networks are."""
-        super()._apply(fn, recurse)
-        self.learner.device = self.device
-        self.learner.precision.device = self.device
-        return self
-
     def _autocast(self, device: torch.device) -> torch.autocast:
-        precision = self.precision or self.learner.precision.name
+        precision = self.precision or self.learner.precision.name_on(device)
         return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 

@@ -78,7 +78,8 @@ def _of_array(images: np.ndarray, transform: Transform, size: int, threads: int)
     side = transform.crop
     if images.shape == (0,):
         images = np.empty((0, side, side, 3), np.uint8)
-    grey = images.dtype == np.uint8 and images.ndim == 3 and images.shape[2] != 3
+    could_be_one = images.shape[2:] == (3,) and side != 3  # image, in colour
+    grey = images.dtype == np.uint8 and images.ndim == 3 and not could_be_one
     coloured = three_channels(images) if grey else images
     if coloured.dtype != np.uint8 or coloured.ndim != 4 or coloured.shape[3] != 3:
         raise UserError(_refusal(images, transform))

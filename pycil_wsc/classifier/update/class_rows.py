@@ -20,7 +20,7 @@ from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.consolidation.wsc import configured_learner
 from pycil_wsc.state import State
-from pycil_wsc.training.learner_state import EXTRA, MEMORY, STORED, stored_of
+from pycil_wsc.training.learner_state import stored_of, tensors_of, with_parts, without_memory
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -83,14 +83,13 @@ def regrouped_state(state: State, config: Config, info: DatasetInfo, regrouping:
     """
     groups = regrouping.groups
     axes = axes_of_classes(config, info, regrouping.seen)
-    tensors = {name: value for name, value in state.items() if name != EXTRA}
-    changed = {name: _regrouped(value, axes.get(name, ()), groups, mean) for name, value in tensors.items()}
-    others = _others(state[EXTRA], axes, groups, mean)
-    stored = stored_of(state) if STORED in state[EXTRA] else {}
+    changed = {name: _regrouped(value, axes.get(name, ()), groups, mean) for name, value in tensors_of(state).items()}
+    others = _others(without_memory(state), axes, groups, mean)
+    stored = stored_of(state)
     plan = configured_learner(config).Plan(config)
     if plan.stored_bytes(1) != plan.stored_bytes(2):  # numbers of each class, such as logits
         stored = {name: {**table, "values": _columns(table["values"], groups)} for name, table in stored.items()}
-    return {**changed, EXTRA: {**others, MEMORY: state[EXTRA][MEMORY], STORED: stored}}
+    return with_parts({**state, **changed}, stored=stored, **others)
 
 
 def axes_of_classes(config: Config, info: DatasetInfo, seen: Sequence[int]) -> dict[str, list[Axis]]:
@@ -123,8 +122,8 @@ def axes_of_classes(config: Config, info: DatasetInfo, seen: Sequence[int]) -> d
 
 
 def _shapes(config: Config, info: DatasetInfo, seen: Sequence[int]) -> Shapes:
-    tensors = _grown(config, info, seen).state_dict().items()
-    return {name: tuple(value.shape) for name, value in tensors if name != EXTRA}
+    state = _grown(config, info, seen).state_dict()
+    return {name: tuple(value.shape) for name, value in tensors_of(state).items()}
 
 
 def _grown(config, info, seen):
@@ -133,18 +132,16 @@ def _grown(config, info, seen):
     return grown(config, dataclasses.replace(info, classes=names), Reached.of_stream(seen))
 
 
-def _others(extra: State, axes: Mapping[str, Sequence[Axis]], groups: Sequence[Sequence[int]], mean: bool) -> State:
+def _others(parts: State, axes: Mapping[str, Sequence[Axis]], groups: Sequence[Sequence[int]], mean: bool) -> State:
     """What a method keeps beside its networks: tensors under the names of the network's own."""
     changed = {}
-    for name, value in extra.items():
-        if name in (MEMORY, STORED):
-            continue
+    for name, value in parts.items():
         if isinstance(value, dict):
-            parts = dict(value)
-            for key, part in parts.items():
-                if torch.is_tensor(part):
-                    parts[key] = _regrouped(part, axes.get(f"network.{key}", ()), groups, mean)
-            value = parts
+            tensors = dict(value)
+            for key, tensor in tensors.items():
+                if torch.is_tensor(tensor):
+                    tensors[key] = _regrouped(tensor, axes.get(f"network.{key}", ()), groups, mean)
+            value = tensors
         changed[name] = value
     return changed
 

@@ -30,7 +30,7 @@ from pycil_wsc.classifier.update.class_rows import Regrouping, regrouped_state
 from pycil_wsc.classifier.update.corrections import Corrections, corrections_in, without_exemplars, without_former
 from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import Say, learns_once, takes_out
-from pycil_wsc.classifier.update.source import part_of
+from pycil_wsc.classifier.update.prepare import part_of
 from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.images.sources import Source
 from pycil_wsc.data.memory.memory import regrouped
@@ -39,7 +39,7 @@ from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
 from pycil_wsc.state import State
-from pycil_wsc.training.learner_state import EXTRA, MEMORY, memory_of
+from pycil_wsc.training.learner_state import memory_of, with_parts
 
 
 class Changed(NamedTuple):
@@ -289,8 +289,7 @@ def _regrouped(
     if len(groups) < held.info.num_classes:
         config = replace(config_with_weights_elsewhere(config), tasks=tuple(present.config["tasks"]))
         state = regrouped_state(state, config, held.info, regrouping, mean=not _is_computed(config))
-        memory = regrouped(memory_of(state), groups)
-        state = {**state, EXTRA: {**state[EXTRA], MEMORY: memory}}
+        state = with_parts(state, memory=regrouped(memory_of(state), groups))
     numbers, seen = regrouping.numbers, regrouping.seen_afterwards
     train = replace(held.train, targets=numbers[held.train.targets])
     held = replace(held, info=replace(held.info, classes=regrouping.names), train=train)
@@ -385,7 +384,7 @@ def _with_moved_exemplars(present: SavedLearner, moved: np.ndarray, label: int, 
     if "slots" in memory:  # of a memory that steps fill
         pairs = zip(memory["slots"], memory["labels"], strict=True)
         memory["labels"] = [label if slot in rows else was for slot, was in pairs]
-    state = {**learner, EXTRA: {**learner[EXTRA], MEMORY: memory}}
+    state = with_parts(learner, memory=memory)
     targets = np.where(moved, label, present.held.train.targets)
     held: Dataset = replace(present.held, train=replace(present.held.train, targets=targets))
     return _with_state(present._replace(held=held), state)

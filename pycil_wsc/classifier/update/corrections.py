@@ -16,7 +16,7 @@ from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.stream import kept
 from pycil_wsc.data.types import Split
-from pycil_wsc.training.learner_state import memory_of, parts_of, with_parts
+from pycil_wsc.training.learner_state import memory_of, stored_of, with_parts
 
 NAMED = 3  # images that a line names
 
@@ -98,7 +98,7 @@ def without_exemplars(present: SavedLearner, gone: np.ndarray) -> SavedLearner:
     learner = present.state["learner"]
     memory = StreamMemory if "slots" in memory_of(learner) else ExemplarMemory
     stored = {}
-    for name, values in parts_of(learner).get("stored", {}).items():
+    for name, values in stored_of(learner).items():
         left = ~gone[values["indices"].numpy()]
         stored[name] = {part: tensor[left] for part, tensor in values.items()}
     exemplars = memory.renumbered(memory_of(learner), numbers)

@@ -163,5 +163,5 @@ class ClosedForm(BaseLearner):
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: large logits whose differences count."""
-        with self.precision.full():
+        with self.precision.full(features.device):
             return self.network.classify(features)

@@ -78,7 +78,7 @@ class EASE(BaseLearner):
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = self.network.backbone(batch.images)
-        with self.precision.full():
+        with self.precision.full(features.device):
             logits = self.network.proxies(features.float())[:, self.first :]
         loss = self.over.cross_entropy(logits, batch.targets - self.first)
         return loss, pad(logits, (self.first, 0), value=-torch.inf)
@@ -93,7 +93,7 @@ class EASE(BaseLearner):
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: many cosines are equal in bf16."""
-        with self.precision.full():
+        with self.precision.full(features.device):
             return self.network.classify(features.float())
 
 

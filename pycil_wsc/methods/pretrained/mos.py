@@ -153,7 +153,7 @@ class MOS(ClassRows):
         """The cross-entropy of finding each feature and each class mean among all of them, by inner products."""
         temperature = self.config.options.reg_temperature
         means = self.means[: self.first].flatten(0, 1)
-        with self.precision.full():
+        with self.precision.full(features.device):
             rows = features.float()
             whole, places = self.over.rows(rows, batch.whole)
             everything = torch.cat([means, whole])
@@ -274,7 +274,7 @@ class MOS(ClassRows):
             self.network.only = None
 
     def classify(self, features: Tensor) -> Tensor:
-        with self.precision.full():
+        with self.precision.full(features.device):
             return self.network.classify(features.float())
 
 

@@ -72,5 +72,5 @@ class SimpleCIL(BaseLearner):
 
     def classify(self, features: Tensor) -> Tensor:
         """In fp32, whatever the precision: many cosines are equal in bf16."""
-        with self.precision.full():
+        with self.precision.full(features.device):
             return self.network.classify(features.float())

@@ -1,4 +1,4 @@
-"""Where updates are made and kept: the folder ``out`` of a learner, or a temporary one.
+"""The last step of an update, and where updates are made and kept: the folder ``out`` of a learner, or a temporary one.
 
 =========================  =======================================================================================
 ``task<number>``           a learned task: a saved learner, and the log of its training
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +21,45 @@ from typing import NamedTuple
 
 from filelock import Timeout
 
+from pycil_wsc.classifier.predict.answers import Answers
 from pycil_wsc.classifier.predict.arguments import refusing
+from pycil_wsc.classifier.store import learner_file
 from pycil_wsc.classifier.store.bookkeeping import Decision
+from pycil_wsc.classifier.store.saved_learner import SavedLearner
+from pycil_wsc.classifier.update.record import Recorded
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked, read_file, read_json, write_json
 from pycil_wsc.runs.checkpoint import CHECKPOINT
 
 REJECTED = "rejected"
 HELD_OUT = "held_out.json"  # beside the checkpoint: how many images of each class are held out
+
+
+class UpdateResult(NamedTuple):
+    """``state`` and ``answers`` of the updated learner, None if the update was rejected.
+
+    ``decision``: that of the gate, None without one.
+    """
+
+    state: SavedLearner | None
+    answers: Answers | None
+    decision: Decision | None
+
+
+def publish(recorded: Recorded, folders: Folders) -> UpdateResult:
+    """Put the updated learner, or the rejection, where the next start of the script finds it."""
+    judged = recorded.judged
+    has_folder = judged.trained.prepared.before.out is not None
+    if judged.decision and not judged.decision["accepted"]:
+        shutil.rmtree(folders.work, ignore_errors=True)
+        if has_folder:  # last: what is in ``work`` is then the next update's
+            write_json(folders.rejection, judged.decision)
+        return UpdateResult(None, None, judged.decision)
+    if has_folder:
+        learner_file.write(folders.work, recorded.learner)
+        os.rename(folders.work, folders.saved)
+        remove_unfinished(folders.saved)
+    return UpdateResult(recorded.learner, recorded.answers, judged.decision)
 
 
 class Folders(NamedTuple):
