@@ -118,11 +118,10 @@ class Truncated(BaseLearner):
 
     def end_task(self, task: Task) -> None:
         """Only detach what is attached to the network: the task is not trained to its end."""
-        for name in ("consolidation", "replacement"):
-            attached = getattr(self, name, None)
-            if attached:
-                attached.detach()
-                setattr(self, name, None)
+        consolidation = getattr(self, "consolidation", None)
+        if consolidation:
+            consolidation.detach()
+            self.consolidation = None
 
 
 class Stopwatch(Monitor):

@@ -270,17 +270,17 @@ def test_an_unknown_importance_names_the_nearest():
         resolve({"wsc.reset_every": "often"})
 
 
-def test_a_unit_that_is_replaced_again_has_other_initial_values(settings):
+def test_a_unit_that_is_replaced_again_has_other_initial_values(settings, monkeypatch):
     keys = {"wsc.reset": "continual_backprop", "wsc.maturity": 1, "wsc.replacement_rate": 0.05}
     learner, drawn = run_of(settings, **keys).learner, []
     for task in learner.manager.tasks[:2]:
         learner.learn(task, Mock())
-    fresh = learner._fresh
+    fresh = ConsolidatedPhase._fresh
 
-    def recorded(task):
-        drawn.append(fresh(task)["backbone.stage1.0.conv1.weight"])
+    def recorded(phase):
+        drawn.append(fresh(phase)["backbone.stage1.0.conv1.weight"])
         return dict(learner.network.named_parameters()) | {"backbone.stage1.0.conv1.weight": drawn[-1]}
 
-    learner._fresh = recorded
+    monkeypatch.setattr(ConsolidatedPhase, "_fresh", recorded)
     learner.learn(learner.manager.tasks[2], Mock())
     assert len(drawn) > 1 and not any(map(torch.equal, drawn, drawn[1:]))

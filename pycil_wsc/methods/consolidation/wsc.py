@@ -266,11 +266,15 @@ class ConsolidatedPhase:
         ended = self.epochs_before_reset is not None
         if ended:
             self.wsc.finish()
+        self.detach()
+        if ended and self.learner.config.wsc.average:
+            self.learner.outputs.recompute_batch_norm(self.task)
+
+    def detach(self) -> None:
+        """Leave the optimiser alone."""
         self.wsc.detach()
         if self.replacement:
             self.replacement.detach()
-        if ended and self.learner.config.wsc.average:
-            self.learner.outputs.recompute_batch_norm(self.task)
 
     @property
     def epochs_before_reset(self) -> int | None:

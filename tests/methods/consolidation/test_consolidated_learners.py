@@ -47,7 +47,7 @@ def test_replay_with_it_is_wsc_to_the_bit(settings):
 
 def test_the_page_lists_the_methods_that_do_not_compose_with_it():
     pytest.importorskip("timm")  # of the backbones of some
-    (rows,) = re.findall(r"^\| refused \| because \|\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE)
+    (rows,) = re.findall(r"^\| not for \| because \|\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE)
     accepted = {"wsc"}  # consolidates already
     for name in registry.learners:
         with contextlib.suppress(UserError):
