@@ -300,9 +300,10 @@ def test_what_is_added_has_the_learning_rate_of_its_block():
 
 
 def test_another_architecture_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"^convnet_type: 'resnet8' has no blocks to tune; .*set convnet_type to one"):
+    refused = r"^convnet_type: 'resnet8' is not a plain vision transformer; .*set convnet_type to one"
+    with pytest.raises(UserError, match=refused):
         check_transformer(make_backbone("resnet8"), "resnet8")
-    with pytest.raises(UserError, match="timm:swin.*no blocks"):
+    with pytest.raises(UserError, match="timm:swin.*not a plain vision transformer"):
         check_transformer(timm.create_model("test_efficientnet", num_classes=0), "timm:swin")
     other = VisionTransformer(**TINY, block_fn=ParallelScalingBlock)
     with pytest.raises(UserError, match="block 0 of 'VisionTransformer' is of another kind"):

@@ -246,7 +246,7 @@ def check_transformer(backbone: nn.Module, name: str = "") -> None:
     needed = "this method tunes a VisionTransformer of timm with its usual blocks; set convnet_type to one, such as "
     needed += "timm:vit_base_patch16_224"
     if not isinstance(backbone, VisionTransformer):
-        raise UserError(f"convnet_type: '{model}' has no blocks to tune; {needed}")
+        raise UserError(f"convnet_type: '{model}' is not a plain vision transformer; {needed}")
     for index, block in enumerate(backbone.blocks):
         usual = type(block) is Block and type(block.attn) is Attention and block.attn.num_heads * block.attn.head_dim
         if usual != backbone.embed_dim:
