@@ -44,13 +44,13 @@ SHORT = {  # values of the keys of PILOT's files
     **dict.fromkeys(("init_cls", "increment"), CLASSES),
     **dict.fromkeys(("milestones", "init_milestones"), [1]),
     "batch_size": 6,
+    "memory_size": 12,
     "num_workers": 0,
     "ffn_num": 3,
     "M": 8,
     "prompt_param": [6, 4, 0.1],
     "num_freeze_epochs": 1,
 }
-WITH_MEMORY = ("dgr", "icarl", "der", "memo")
 FAST = dict.fromkeys(("init_lr", "lrate", "later_lr"), 0.1)  # so that weights move
 ALL = slice(None)
 Pair = tuple[str, Tensor, Tensor, slice | None]  # a name, PILOT's tensor, ours, and the part that is new in a task
@@ -111,8 +111,6 @@ def main():
 def compared(method, pilot):
     """The largest differences over all tasks."""
     changes = SHORT | FAST | method.changes
-    if method.file in WITH_MEMORY:
-        changes |= {"memory_size": 12}
     file = pilot_stock.settings(pilot, method.file, changes)
     with tempfile.TemporaryDirectory() as folder, without_dropout():
         run = our_run(method, file, Path(folder))

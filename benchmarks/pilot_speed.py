@@ -42,7 +42,7 @@ IN_THE_FIRST = ("aper_adapter", "aper_ssf", "aper_vpt_deep", "aper_vpt_shallow",
 EPOCHS = ("tuned_epoch", "init_epoch", "init_epochs", "later_epochs", "epochs", "epc_re", "crct_epochs")
 SHORT = dict.fromkeys(EPOCHS, 1) | dict.fromkeys(("milestones", "init_milestones"), [])
 SHORT |= {"ca_epochs": 0, "init_cls": 2, "increment": 2, "num_workers": 0, "num_freeze_epochs": 0}
-SHORT |= {"memory_size": 0, "memory_per_class": 0, "ca_storage_efficient_method": "variance", "M": 100}
+SHORT |= {"memory_size": 4, "ca_storage_efficient_method": "variance", "M": 100}
 OURS = {"coda_prompt": {"crop_scale": None, "test_interpolation": None}}  # keys that suit arrays
 
 

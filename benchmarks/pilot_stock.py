@@ -93,8 +93,13 @@ def sinkhorn(source, target, costs, strength, most=1000, stop=1e-9):
 
 
 def settings(pilot: Path, name: str, changes: dict) -> dict:
-    """A JSON file of PILOT's with those ``changes`` whose keys it has; keys with ``+`` are added."""
+    """A JSON file of PILOT's with those ``changes`` whose keys it has; keys with ``+`` are added.
+
+    A file without memory stays without.
+    """
     file = json.loads((pilot / f"exps/{name}.json").read_text())
+    if not file["memory_size"]:
+        changes = {key: value for key, value in changes.items() if key != "memory_size"}
     added = {key.removeprefix("+"): value for key, value in changes.items() if key in file or key.startswith("+")}
     return {key: value for key, value in file.items() if key not in ("prefix", "device", "seed", "dataset")} | added
 
