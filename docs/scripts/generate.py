@@ -26,6 +26,7 @@ RECORDS |= {
     "one pass": STREAMS,
     "long tail": CLASSIFIER,
     "pretrained": "pretrained_study",
+    "pilot": "pretrained",
     "largest losses": WSC,
     "averages of images": WSC,
     "averages of digits": WSC,
@@ -102,6 +103,7 @@ def recorded(name):
     import averages
     import imagenet100
     import long_tail
+    import pilot_table
     import pretrained_study
     import stream_tables
     import trace_tables
@@ -113,6 +115,7 @@ def recorded(name):
         "one pass": stream_tables.one_pass,
         "long tail": long_tail.rows,
         "pretrained": pretrained_study.rows,
+        "pilot": pilot_table.rows,
         "imagenet100": imagenet100.rows,
         "largest losses": averages.worst,
         "averages of images": averages.of_images,

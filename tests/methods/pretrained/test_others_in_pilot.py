@@ -53,8 +53,7 @@ def test_memo_shares_all_blocks_but_the_last_of_which_each_task_has_its_own(trai
 def test_memos_last_block_begins_pre_trained_or_as_in_pilot_at_random(tmp_path):
     keys = {"convnet_type": "timm:vit_tiny_patch16_224", "memory_per_class": 2}
     states = [
-        recorded("memo", tmp_path, tasks=1, pretrained_block=kept, **keys).phases[0].before
-        for kept in (True, False)
+        recorded("memo", tmp_path, tasks=1, pretrained_block=kept, **keys).phases[0].before for kept in (True, False)
     ]
     other = {name for name, value in states[0].items() if not torch.equal(value, states[1][name])}
     last = {name for name in states[0] if name.startswith("blocks.0.block.") and "norm" not in name}
