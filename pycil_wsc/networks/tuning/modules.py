@@ -107,7 +107,7 @@ class Prompts(nn.Module):
     Args:
         dim: of the tokens.
         length: how many.
-        depth: 1: they enter the first block, and go on to the last (shallow). That of the blocks: each has its own (deep).
+        depth: 1: they enter the first block and go on to the last (shallow). That of the blocks: each has its own.
     """
 
     def __init__(self, dim: int, length: int, depth: int = 1):
