@@ -11,11 +11,13 @@ import sys
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from pycil_wsc.config.loading import load
@@ -104,7 +106,7 @@ def settings(pilot: Path, name: str, changes: dict) -> dict:
     return {key: value for key, value in file.items() if key not in ("prefix", "device", "seed", "dataset")} | added
 
 
-def our_configuration(file: dict, folder: Path, sizes: dict[str, int], **keys):
+def our_configuration(file: dict, folder: Path, sizes: dict[str, int], **keys) -> Any:
     """The configuration of the same file here."""
     path = folder / "file.json"
     path.write_text(json.dumps(file))
@@ -118,18 +120,17 @@ def our_configuration(file: dict, folder: Path, sizes: dict[str, int], **keys):
 def made_by_timm(weights, sizes):
     """In place of ``timm.create_model`` in PILOT's code: its own or timm's transformer, with our ``weights``."""
 
+    own = {key: sizes[key] for key in ("patch_size", "embed_dim", "depth", "num_heads")}
+
     def create_model(name, pretrained=False, drop_block_rate=None, **options):
         kind = re.search(LATER, name)
         if kind is None:
-            module = timm.models.vision_transformer
-            options |= {key: sizes[key] for key in ("patch_size", "embed_dim", "depth", "num_heads")}
-            options |= {"img_size": sizes["image_size"]}
-        else:
-            module = importlib.import_module(f"backbone.{MODULES.get(kind[1], f'vit_{kind[1]}')}")
-        if kind is not None and kind[1] == "memo":
-            return tuple(
-                with_weights(make(num_classes=0), weights) for make in (module.Generalized_Vit, module.Specialized_Vit)
-            )
+            plain = VisionTransformer(img_size=sizes["image_size"], **options, **own)
+            return with_weights(plain, weights)
+        module = importlib.import_module(f"backbone.{MODULES.get(kind[1], f'vit_{kind[1]}')}")
+        if kind[1] == "memo":
+            both = module.Generalized_Vit(), module.Specialized_Vit()
+            return [with_weights(part, weights) for part in both]
         return with_weights(module.VisionTransformer(**options), weights)
 
     return create_model
