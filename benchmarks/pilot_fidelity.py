@@ -431,8 +431,8 @@ def prototypes(stock, state, task) -> Iterator[Pair]:
     yield "head", stock._network.fc.weight, state["head.weight"], None
 
 
-def tuned_once(tensors) -> Pairs:
-    """APER's, of whose transformer ``tensors`` are tuned, with a head of their own in the first task."""
+def tuned_once(tensors, head="tuning_head") -> Pairs:
+    """APER's, of whose transformer ``tensors`` are tuned, with a ``head`` of their own in the first task."""
 
     def trained(stock, state, task) -> Iterator[Pair]:
         network = stock._network
@@ -440,9 +440,13 @@ def tuned_once(tensors) -> Pairs:
             yield from tensors(network.backbones[1], state, None)
         else:
             yield from tensors(network.backbone, state, ALL)
-            yield "tuning_head", network.fc.weight, state["tuning_head.weight"], ALL
+            yield head, network.fc.weight, state[f"{head}.weight"], ALL
 
     return trained
+
+
+def copy_of(module, state, new) -> Iterator[Pair]:
+    yield from backbone(module, state, "tuned.0.")
 
 
 def adapters_of_mlps(module, state, new) -> Iterator[Pair]:
@@ -605,6 +609,7 @@ METHODS = {
     "aper_ssf": Method("aper_ssf", tuned_once(scales), **APER),
     "aper_vpt_deep": Method("aper_vpt_deep", tuned_once(tokens), **APER),
     "aper_vpt_shallow": Method("aper_vpt_shallow", tuned_once(tokens), **APER),
+    "aper_finetune": Method("aper_finetune", tuned_once(copy_of, "tuned.1"), keys={"adapt": False}, **APER),
     "ease": Method("ease", ease, prototypes),
     "mos": Method(
         "mos",

@@ -31,19 +31,18 @@ from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.phase import Monitor
 
-FILES = {  # of PILOT's
-    **{name: name for name in ("coda_prompt", "dualprompt", "duct", "ease", "l2p", "lae", "mos", "ranpac", "slca")},
-    **{name: name for name in ("aper_ssf", "aper_vpt_deep", "aper_vpt_shallow", "dgr", "finetune", "icarl", "der")},
-    "aper_adapter": "aper_aperpter",
-    "slca_cofima": "cofima",
-    "memo": "memo",
-}
-IN_THE_FIRST = ("aper_adapter", "aper_ssf", "aper_vpt_deep", "aper_vpt_shallow", "ranpac")  # tasks that train
+NAMES = ("aper_finetune", "aper_ssf", "aper_vpt_deep", "aper_vpt_shallow", "coda_prompt", "der", "dgr", "dualprompt")
+NAMES += ("duct", "ease", "finetune", "icarl", "l2p", "lae", "memo", "mos", "ranpac", "slca")
+FILES = {name: name for name in NAMES} | {"aper_adapter": "aper_aperpter", "slca_cofima": "cofima"}  # PILOT's
+IN_THE_FIRST = ("aper_adapter", "aper_finetune", "aper_ssf", "aper_vpt_deep", "aper_vpt_shallow", "ranpac")  # trains
 EPOCHS = ("tuned_epoch", "init_epoch", "init_epochs", "later_epochs", "epochs", "epc_re", "crct_epochs")
 SHORT = dict.fromkeys(EPOCHS, 1) | dict.fromkeys(("milestones", "init_milestones"), [])
 SHORT |= {"ca_epochs": 0, "init_cls": 2, "increment": 2, "num_workers": 0, "num_freeze_epochs": 0}
 SHORT |= {"memory_size": 4, "ca_storage_efficient_method": "variance", "M": 100}
-OURS = {"coda_prompt": {"crop_scale": None, "test_interpolation": None}}  # keys that suit arrays
+OURS = {  # keys that suit arrays, and random weights
+    "coda_prompt": {"crop_scale": None, "test_interpolation": None},
+    "aper_finetune": {"adapt": False},
+}
 
 
 def main():
