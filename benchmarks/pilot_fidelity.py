@@ -102,6 +102,7 @@ def main():
         pilot_stock.repaired(args.pilot, Path(folder), SIZES)
         found = {name: compared(METHODS[name], args.pilot) for name in args.methods}
     record = {"methods": found, "repairs": [f"{place}: {why}" for place, _, _, why in pilot_stock.REPAIRS]}
+    record |= {"replaced": [*pilot_stock.REPLACED, "dropout, on both sides: nothing is dropped"]}
     record |= {"tasks": TASKS, "classes": CLASSES, "images": PER_CLASS, "precision": "fp32"} | SIZES
     record |= origin(resolved_device("cpu"))
     print(json.dumps(record, indent=2))

@@ -39,7 +39,7 @@ REPAIRS = [  # file, what stands there, what is put there, and why
         "utils/inc_net.py",
         "from easydict import EasyDict",
         "from types import SimpleNamespace as EasyDict",
-        "no package",
+        "easydict may be missing",
     ),
     ("models/dgr.py", ".cuda()", "", "DGR stops without CUDA"),
     ("backbone/vit_coda_promtpt.py", "(1,), requires_grad=True", "(1,)", "CODA-Prompt stops without CUDA"),
@@ -51,6 +51,13 @@ REPAIRS = [  # file, what stands there, what is put there, and why
     ),
     ("models/base.py", "self._class_covs[class_idx, ...] = class_cov", "pass", "DUCT stops at a name not defined"),
 ]
+REPLACED = (
+    "timm.create_model: makes PILOT's own class, with our weights",
+    "POT: its iterations of Sinkhorn's algorithm",
+    "torch's loader and PILOT's data manager: our batches and images",
+    "PILOT's accuracies for its log: not computed, as they draw batches",
+    "widths and depths of ViT-B in PILOT's code: those of the small transformer",
+)
 LATER = r"_(l2p|dualprompt|coda_prompt|lae|ssf|memo)$"  # PILOT's transformers that it makes by timm.create_model
 MODULES = {"coda_prompt": "vit_coda_promtpt"}
 
