@@ -27,6 +27,7 @@ RECORDS |= {
     "one pass": STREAMS,
     "long tail": CLASSIFIER,
     "pretrained": "pretrained_study",
+    "pilot": "pretrained",
     "largest losses": WSC,
     "averages of images": WSC,
     "averages of digits": WSC,
@@ -99,7 +100,8 @@ def page(name):
 
 def recorded(name):
     """The Markdown table of a benchmark's record, or of the runs in the folder results/studies/``name``."""
-    import trace_tables  # beside this file
+    import pilot_table  # beside this file, as is the next one
+    import trace_tables
 
     abundant = study("abundant")
     averages = study("which_average", "averages")
@@ -110,6 +112,7 @@ def recorded(name):
         "one pass": study("one_pass").rows,
         "long tail": study("long_tail").rows,
         "pretrained": study("pretrained", "pretrained_study").rows,
+        "pilot": pilot_table.rows,
         "imagenet100": study("night", "imagenet100").rows,
         "largest losses": averages.worst,
         "averages of images": averages.of_images,

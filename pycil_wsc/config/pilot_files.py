@@ -45,7 +45,8 @@ IN_ALL_TASKS = {  # keys of the first task that have a value of one schedule for
 CONSTANTS: dict[str, dict[str, Json]] = {  # of PILOT's code, where its file has no key
     "simplecil": {"adapt": False, "batch_size": 128},
     "coil": {"weight_decay": 5e-4},
-    **dict.fromkeys(("der", "memo"), {"align_head": False}),
+    "der": {"align_head": False},
+    "memo": {"align_head": False, "pretrained_block": False},
     "dgr": {"scheduler": "cosine"},
     "coda_prompt": {"crop_scale": 0.08, "test_interpolation": "bilinear"},
     **{name: {"scheduler": "cosine"} for name in TUNED_ONCE if name != "simplecil"},

@@ -38,7 +38,7 @@ def is_timm(convnet_type: str) -> bool:
 
 
 def is_transformer(convnet_type: str) -> bool:
-    """Whether this is a plain vision transformer, by its name."""
+    """Whether this is a vision transformer, by its name."""
     return convnet_type.startswith(f"{PREFIX}vit_")
 
 
@@ -106,6 +106,8 @@ def timm_backbone(
     weights = read_weights(pretrained) if isinstance(pretrained, str) else {}
     if weights:
         arguments["pretrained_cfg_overlay"] = {"state_dict": dict(weights), "custom_load": False}
+    if pretrained is True:
+        logging.getLogger("pycil_wsc").warning(f"pretrained: timm downloads the weights of '{name}' if it has none yet")
     try:
         with _short_log() if weights else contextlib.nullcontext():
             model = timm.create_model(name, **arguments)
@@ -113,7 +115,7 @@ def timm_backbone(
             model.set_grad_checkpointing(True)
             _collect_once(model)
         model.out_dim = getattr(model, "head_hidden_size", model.num_features)
-        if is_transformer(convnet_type):
+        if is_transformer(convnet_type) and isinstance(model, timm.models.VisionTransformer):
             model.split = functools.partial(split_transformer, model)
     except Exception as error:  # timm raises what its models raise: TypeError, RuntimeError, AssertionError, ...
         # a download may fail in the middle of a sweep, whose other runs need not stop

@@ -102,7 +102,7 @@ def refusal(learner, model):
     if learner == "memo" and model != "vit_tiny_patch16_224":
         return f"model_name: 'memo' splits the backbone, which 'timm:{model}' does not support"
     if suited(learner) and model != "vit_tiny_patch16_224":
-        return f"convnet_type: 'timm:{model}' has no blocks to tune"
+        return f"convnet_type: 'timm:{model}' is not a plain vision transformer"
     if learner == "redo" and model != "resnet18":
         return f"model_name: 'redo' finds no units in 'timm:{model}'"
     return ""
@@ -271,6 +271,19 @@ def test_several_processes_recompute_activations_of_networks_without_batch_norm_
     assert "Traceback" not in errors
 
 
+def test_a_download_of_weights_is_announced_in_one_line(monkeypatch, caplog):
+    def create(name, pretrained, **arguments):
+        assert (name in caplog.text) is pretrained
+        return made(name, **arguments)
+
+    made = timm.create_model
+    monkeypatch.setattr(timm, "create_model", create)
+    make_backbone("timm:resnet18", SMALL["resnet18"])
+    assert not caplog.records
+    make_backbone("timm:resnet18", SMALL["resnet18"], pretrained=True)
+    assert caplog.messages == ["pretrained: timm downloads the weights of 'resnet18' if it has none yet"]
+
+
 def test_wrong_files_are_one_line(settings, weights, tmp_path, caplog):
     from safetensors.torch import save_file
 
@@ -375,6 +388,15 @@ def test_a_backbone_without_a_vector_of_features_for_an_image_is_refused_before_
     with pytest.raises(UserError) as caught:
         check_backbone(config, config.image_size)
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_memo_refuses_a_transformer_of_another_kind_before_anything_is_trained(settings):
+    model = "vit_relpos_small_patch16_224"
+    options = SMALL[TRANSFORMER] | {"depth": 1}
+    more = {f"convnet_options.{name}": value for name, value in options.items()}
+    config = resolve(settings | keys(TRANSFORMER) | more | {"convnet_type": f"timm:{model}", "model_name": "memo"})
+    with pytest.raises(UserError, match=rf"^convnet_type: 'timm:{model}' has no split\(\) into a shared trunk"):
+        check_backbone(config, config.image_size)
 
 
 def test_the_check_of_the_features_changes_no_statistics_and_draws_nothing():

@@ -81,12 +81,12 @@ def lora(tuned):
     return lambda part: {"lora": {int(index): products(module) for index, module in part.items()}}
 
 
-def prefix(tuned, calibrated):
-    tuned.add_blocks(Prefix, length=4, calibrated=calibrated)
+def prefix(tuned):
+    tuned.add_blocks(Prefix, length=4)
 
     def of(module):
         keys, values = module.keys * module.key_scale, module.values * module.value_scale
-        return {"keys": keys, "values": values, "calibrated": calibrated}
+        return {"keys": keys, "values": values, "calibrated": True}
 
     return lambda part: {"prefixes": {int(index): of(module) for index, module in part.items()}}
 
@@ -106,8 +106,7 @@ SETS = {
     "adapters after the MLP": lambda tuned: adapters(tuned, mode="sequential"),
     "adapters parallel to the attention": lambda tuned: adapters(tuned, mode="branch", place="attn", scale=None),
     "LoRA": lora,
-    "a prefix": lambda tuned: prefix(tuned, False),
-    "a calibrated prefix": lambda tuned: prefix(tuned, True),
+    "a prefix": prefix,
     "deep prompts": deep_prompts,
     "scales": scales,
 }
@@ -144,14 +143,14 @@ def test_prompts_and_prefixes_may_differ_from_image_to_image(kind):
         more = {1: {"keys": keys[index], "values": values[index], "calibrated": False}}
         expected = as_twin(tuned, image[None], prompts=prompts[index], prefixes=more)[0]
         torch.testing.assert_close(tokens[index], expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(tuned(images, prompts=prompts, prefixes={1: (keys, values)}), tokens[:, 0])
+    assert torch.equal(tuned.pooled(tokens, 4), tokens[:, 0])
 
 
 def test_shallow_prompts_are_prompts_from_the_first_block_on():
     tuned = tuned_of()
     tuned.add(shaken(Prompts(tuned.dim, 3)))
     images = images_of(tuned)
-    expected = tuned(images, route=None, prompts=tuned.sets[0].tokens)
+    expected = tuned.tokens(images, route=None, prompts=tuned.sets[0].tokens)[:, 0]
     torch.testing.assert_close(tuned(images), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -192,20 +191,6 @@ def test_attention_without_anything_further_is_timms(gated, fused):
     attn.fused_attn = fused
     tokens = seeded(2, 5, 12)
     torch.testing.assert_close(attend(attn, tokens), attn(tokens))
-
-
-@torch.no_grad()
-def test_each_image_may_have_the_adapters_of_another_set():
-    tuned = tuned_of()
-    for seed in range(3):
-        tuned.add_blocks(Adapter, hidden=4, scale=None)
-        shaken(tuned.sets[seed], seed)
-    tuned.eval()
-    images = images_of(tuned, 4)
-    route = torch.tensor([2, 0, 2, 1])
-    alone = torch.cat([tuned(image[None], route=int(number)) for image, number in zip(images, route)])
-    torch.testing.assert_close(tuned(images, route=route), alone, rtol=1e-4, atol=1e-5)
-    assert (tuned(images) - alone).abs().amax(1).gt(1e-3).tolist() == [False, True, False, True]
 
 
 def kept_bytes(tuned, images):
@@ -300,9 +285,10 @@ def test_what_is_added_has_the_learning_rate_of_its_block():
 
 
 def test_another_architecture_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"^convnet_type: 'resnet8' has no blocks to tune; .*set convnet_type to one"):
+    refused = r"^convnet_type: 'resnet8' is not a plain vision transformer; .*set convnet_type to one"
+    with pytest.raises(UserError, match=refused):
         check_transformer(make_backbone("resnet8"), "resnet8")
-    with pytest.raises(UserError, match="timm:swin.*no blocks"):
+    with pytest.raises(UserError, match="timm:swin.*not a plain vision transformer"):
         check_transformer(timm.create_model("test_efficientnet", num_classes=0), "timm:swin")
     other = VisionTransformer(**TINY, block_fn=ParallelScalingBlock)
     with pytest.raises(UserError, match="block 0 of 'VisionTransformer' is of another kind"):

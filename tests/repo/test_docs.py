@@ -817,7 +817,7 @@ def test_the_study_of_short_tasks_runs(tmp_path):
 def test_every_benchmark_of_these_pages_is_among_them():
     pages = [ROOT / f"docs/{page}.md" for page in ("speed", "wsc", "your_classifier", "pretrained")]
     text = "".join(page.read_text() for page in [*pages, ROOT / "results/benchmarks/keep_up_to_date/README.md"])
-    needs_pilot, of_another_page = {"pilot_speed"}, {"predict_precision"}
+    needs_pilot, of_another_page = {"pilot_fidelity", "pilot_speed"}, {"predict_precision"}
     found = set(re.findall(r"benchmarks/(\w+)\.py", text))
     assert found | of_another_page == {*SMALL, *needs_pilot}
 

@@ -62,7 +62,7 @@ CASES = {
     # with seed 1993 rounding grows to 2e-4 in a weight, else to 1e-9
     "icarl": THREE_TASKS | {"model_name": "icarl", "seed": 1994},
     **{name: {"model_name": name} for name in ("replay", "ewc", "mas", "gem")},
-    **{name: {"model_name": name} for name in ("ds-al", "ranpac")},
+    **{name: {"model_name": name} for name in ("ds-al", "ranpac", "fecam", "simplecil")},
     "aper_finetune": {"model_name": "aper_finetune"},
     **{name: {"model_name": name, "c_rate_list": [0.3]} for name in ("rmm-icarl", "rmm-foster")},
     # with 1993 one element's rank hangs on rounding: kept, or reset
@@ -92,7 +92,7 @@ CASES = {
     **{name: THREE_TASKS | suited(name) | {"model_name": name, "batch_size": 7} for name in ("mos", "lae")},
     **{name: suited(name) | {"model_name": name, "batch_size": 7} for name in TUNED},
     # features of drawn Gaussians, aligned scores, merged and trained heads
-    **{name: THREE_TASKS | {"model_name": name} for name in ("slca", "dgr", "duct")},
+    **{name: THREE_TASKS | {"model_name": name} for name in ("slca", "slca_cofima", "dgr", "duct")},
     "lucir": THREE_TASKS | {"model_name": "lucir", "ft_epochs": 2},
     "gdumb": {"model_name": "gdumb", "cutmix": 0.0},  # CutMix pastes images of the same process
     "held-out": {"wsc.trigger": "held_out", "wsc.patience": 1, "wsc.held_out": 0.5},

@@ -22,6 +22,7 @@ from pycil_wsc.consolidation import (
     second_moment_score,
 )
 from pycil_wsc.errors import UserError
+from pycil_wsc.methods.consolidation.wsc import ConsolidatedPhase
 from pycil_wsc.studies.diagonals import fisher_diagonal, hessian_diagonal
 from pycil_wsc.studies.rival_resets import Random, ShrinkPerturb
 

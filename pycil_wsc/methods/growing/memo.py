@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -26,14 +27,20 @@ class MEMO(DER):
             decides="later tasks",
         )
         train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
+        pretrained_block: bool = key(
+            True, "the last block of a transformer begins pre-trained, too; false: with random weights, as in PILOT"
+        )
 
     class Plan(DER.Plan):
         def check(self) -> str | None:
-            if is_timm(self.config.convnet_type) and not is_transformer(self.config.convnet_type):
+            transformer = is_transformer(self.config.convnet_type)
+            if is_timm(self.config.convnet_type) and not transformer:
                 return (
                     f"model_name: 'memo' splits the backbone, which '{self.config.convnet_type}' does not support; "
                     "use 'der', a built-in backbone or a vision transformer (timm:vit_...)"
                 )
+            if not transformer and not self.config.options.pretrained_block:
+                return "pretrained_block: is of a transformer (timm:vit_...); leave it out"
             return super().check()
 
         def check_backbone(self, backbone: nn.Module) -> None:
@@ -46,7 +53,13 @@ class MEMO(DER):
     def build(self) -> nn.Module:
         backbone = self.new_backbone()
         self.plan.check_backbone(backbone)
-        return ExpandingNet(backbone, share_trunk=True)
+        network = ExpandingNet(backbone, share_trunk=True)
+        if not self.config.options.pretrained_block:
+            first: Any = network.blocks[0]
+            for module in first.block.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+        return network
 
     def grow(self, task: Task) -> None:
         super().grow(task)

@@ -27,7 +27,7 @@ class DualNet(PoolNet):
         self.per_prompt = (len(e_blocks), 2, options.length)
 
     def with_prompts(self, images: Tensor, chosen: Tensor) -> Tensor:
-        taken = self.prompts.taken(chosen).unflatten(2, self.per_prompt)  # (B, top_k, blocks, 2, length, dim)
+        taken = self.prompts.prompts[chosen].unflatten(2, self.per_prompt)  # (B, top_k, blocks, 2, length, dim)
         pairs = taken.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)  # (blocks, B, 2, top_k x length, dim)
         if self.options.prompts_by_halves:
             pairs = by_halves(pairs)

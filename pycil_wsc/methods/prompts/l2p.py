@@ -49,7 +49,7 @@ class L2PNet(PoolNet):
 
     def with_prompts(self, images: Tensor, chosen: Tensor) -> Tensor:
         backbone = self.backbone
-        prompts = self.prompts.taken(chosen).flatten(1, 2)  # (B, top_k x length, dim)
+        prompts = self.prompts.prompts[chosen].flatten(1, 2)  # (B, top_k x length, dim)
         count = prompts.shape[1]
         tokens = backbone.tokens(images, prompts=prompts + backbone.query_position())
         kind, first = self.options.head_type, backbone.vit.num_prefix_tokens

@@ -12,21 +12,14 @@ some; one set is active in a pass, or none::
     tuned(images)                                       # (B, d) features with the newest set
     tuned(images, route=0)                              # with another
     tuned(images, route=None)                           # with none: the pre-trained model itself
-    tuned(images, route=tasks)                          # with one of each image: int64 (B,), for sets of adapters
     tuned.untuned(images)                               # as route=None, without gradients, from the weights before
                                                         # training, also if the model itself is not frozen
     tuned(images, prefixes={0: (keys, values)})         # further keys and values in block 0: (B or 1, p, dim) each
-    tuned(images, prompts=prompts)                      # further tokens from the first block on: (B or 1, p, dim)
+    tuned.tokens(images, prompts=prompts)               # with further tokens from the first block on: (B, n, dim)
 
-``tuned.sets[1]["3"]`` is the module of set 1 in block 3. What can be in a set:
-
-* :class:`.modules.Adapter` parallel to a block's MLP or attention, or after it (AdaptFormer, LAE)
-* :class:`.modules.LoRA` of keys and values (LAE)
-* :class:`.modules.Prefix`, learned further keys and values (LAE)
-* :class:`.modules.Prompts`, ``tuned.add(Prompts(dim, length, depth))``: shallow or deep prompts (VPT)
-* :class:`.modules.Scales`, ``tuned.add(Scales(tuned.vit))``: a scale and a shift after each layer (SSF)
-
-:mod:`.pools` has what chooses prompts for an image: pools with keys (L2P, DualPrompt) and weighted components (CODA).
+``tuned.sets[1]["3"]`` is the module of set 1 in block 3. Sets of all blocks at once are ``Prompts(tuned.dim, length,
+depth)`` and ``Scales(tuned.vit)``, which :meth:`.transformer.TunedTransformer.add` takes. :mod:`.modules` has what acts
+in blocks, and :mod:`.pools` what chooses prompts for an image.
 
 The key ``freeze`` says which parts of timm's model stay as they are, as for other methods; methods that tune from
 outside have ``freeze=["backbone"]`` as their default. What a set adds is not frozen.

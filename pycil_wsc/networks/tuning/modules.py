@@ -1,7 +1,6 @@
 """The small modules that tune a frozen transformer. Each starts as nothing, or nearly so."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,41 +55,19 @@ class Adapter(nn.Module):
         return self.up(hidden) * self.scale
 
 
-class RoutedAdapters:
-    """Adapters of the same block in several sets, one of which each image uses: ``route``, int64 (B,)."""
-
-    def __init__(self, adapters: Sequence[Adapter], route: Tensor):
-        self.adapters = adapters
-        self.route = route
-        self.mode = adapters[0].mode
-        self.place = adapters[0].place
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """(B, n, dim) -> (B, n, dim), without dropout."""
-        hidden = self.adapters[0].act(self._affine([adapter.down for adapter in self.adapters], tokens))
-        scales = torch.stack([torch.as_tensor(adapter.scale, device=tokens.device) for adapter in self.adapters])
-        return self._affine([adapter.up for adapter in self.adapters], hidden) * scales[self.route].view(-1, 1, 1)
-
-    def _affine(self, layers: list[nn.Linear], tokens: Tensor) -> Tensor:
-        weights = torch.stack([layer.weight for layer in layers])[self.route]  # (B, out, in)
-        biases = torch.stack([layer.bias for layer in layers])[self.route]  # (B, out)
-        return torch.baddbmm(biases.unsqueeze(1).to(tokens.dtype), tokens, weights.mT.to(tokens.dtype))
-
-
 class LoRA(nn.Module):
     """``B @ A``, added to the weights of keys and values (LAE; Hu et al., 2022). A starts as a linear layer, B as 0.
 
     Args:
         dim: of the tokens.
-        rank: of the product.
-        learned_scale: each of the two products has a learned factor, from 1 on, as LAE's.
+        rank: of the product. Each of the two products also has a learned factor, from 1 on.
     """
 
-    def __init__(self, dim: int, rank: int = 5, learned_scale: bool = True):
+    def __init__(self, dim: int, rank: int = 5):
         super().__init__()
         self.down = nn.ParameterList(torch.empty(rank, dim) for _ in range(2))  # A, of keys and of values
         self.up = nn.ParameterList(torch.zeros(dim, rank) for _ in range(2))  # B
-        self.scale = nn.ParameterList(nn.Parameter(torch.ones(()), learned_scale) for _ in range(2))
+        self.scale = nn.ParameterList(torch.ones(()) for _ in range(2))
         for weight in self.down:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
 
@@ -105,19 +82,19 @@ class LoRA(nn.Module):
 class Prefix(nn.Module):
     """Learned keys and values before those of the tokens (LAE; Li and Liang, 2021), uniform in [0, 0.01] at first.
 
+    Their weights in the attention sum to 1, and add to those of the tokens.
+
     Args:
         dim: of the tokens.
         length: how many.
-        calibrated: what the prefix adds does not take attention from the tokens, and its weights sum to 1 (LAE).
     """
 
-    def __init__(self, dim: int, length: int = 10, calibrated: bool = True):
+    def __init__(self, dim: int, length: int = 10):
         super().__init__()
         self.keys = nn.Parameter(torch.empty(length, dim).uniform_(0, 0.01))
         self.values = nn.Parameter(torch.empty(length, dim).uniform_(0, 0.01))
         self.key_scale = nn.Parameter(torch.ones(()))
         self.value_scale = nn.Parameter(torch.ones(()))
-        self.calibrated = calibrated
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Keys and values: (1, length, dim) each."""
@@ -130,8 +107,7 @@ class Prompts(nn.Module):
     Args:
         dim: of the tokens.
         length: how many.
-        depth: 1: they enter the first block, and go on to the last (shallow). The number of blocks: each block has its
-            own, which end there (deep).
+        depth: 1: they enter the first block and go on to the last (shallow). That of the blocks: each has its own.
     """
 
     def __init__(self, dim: int, length: int, depth: int = 1):
@@ -140,8 +116,7 @@ class Prompts(nn.Module):
 
     def before(self, block: int, stream: Tensor, image: int) -> Tensor:
         """The tokens that ``block`` gets; the first ``image`` of ``stream`` (B, n, dim) are the image's."""
-        deep = len(self.tokens) > 1
-        if block and not deep:
+        if block and len(self.tokens) == 1:
             return stream
         return torch.cat([stream[:, :image], self.tokens[block].expand(stream.shape[0], -1, -1)], 1)
 

@@ -43,25 +43,15 @@ class PromptPool(nn.Module):
     def chosen(self, similarity: Tensor, total: Sum | None = None) -> Tensor:
         """The prompts of each image: (B, size) -> int64 (B, top_k).
 
-        ``total``: sums the votes of all processes; the images of a batch then all get the prompts that most of them
-        chose.
+        ``total`` sums the votes of all processes: all images then get the prompts that most of the batch choose.
         """
         best = similarity.detach().topk(self.top_k, 1).indices
         return best if total is None else self._most_chosen(best, total)
 
     def of_tasks(self, tasks: Tensor, otherwise: Tensor) -> Tensor:
-        """The prompts that belong to each image's task, ``top_k`` to each; ``otherwise`` where there are none left.
-
-        Args:
-            tasks: int64 (B,), from 0.
-            otherwise: int64 (B, top_k).
-        """
+        """The ``top_k`` prompts of each image's task (B,), from 0; ``otherwise`` (B, top_k) where none are left."""
         of_task = tasks.unsqueeze(1) * self.top_k + torch.arange(self.top_k, device=tasks.device)
         return torch.where(of_task[:, -1:] < self.size, of_task, otherwise)
-
-    def taken(self, chosen: Tensor) -> Tensor:
-        """The chosen prompts, one after another: (B, top_k) -> (B, top_k, *shape)."""
-        return self.prompts[chosen]
 
     @torch.no_grad()
     def pass_on(self, task: int, prompts: bool, keys: bool) -> None:

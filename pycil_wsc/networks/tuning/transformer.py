@@ -12,10 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from pycil_wsc.errors import UserError
 from pycil_wsc.networks.layers import layer_groups, mark_frozen
 from pycil_wsc.networks.nets import Backbone
-from pycil_wsc.networks.tuning.modules import BRANCH, PARALLEL, Adapter, LoRA, Prefix, Prompts, RoutedAdapters, Scales
+from pycil_wsc.networks.tuning.modules import BRANCH, PARALLEL, Adapter, LoRA, Prefix, Prompts, Scales
 
 NEWEST = -1
-Route = int | Tensor | None  # the number of a set, one for each image, or none
 KeysAndValues = tuple[Tensor, Tensor]  # (B or 1, p, dim) each
 
 
@@ -23,10 +22,8 @@ class TunedTransformer(Backbone):
     """timm's transformer ``vit`` and the sets of modules that tune it: (B, 3, H, W) -> (B, ``out_dim``) features.
 
     Args:
-        vit: a ``VisionTransformer`` of timm without classifier, with the marks of its frozen parts.
-
-    Raises:
-        UserError: ``vit`` is something else.
+        vit: a ``VisionTransformer`` of timm without classifier, with the marks of its frozen parts; :class:`UserError`
+            if it is something else.
     """
 
     def __init__(self, vit: Any):
@@ -34,21 +31,13 @@ class TunedTransformer(Backbone):
         check_transformer(vit)
         self.vit = vit
         self.out_dim: int = vit.out_dim
+        self.dim: int = vit.embed_dim  # of the tokens
+        self.depth = len(vit.blocks)
         self.sets = nn.ModuleList()
         self.original: Any = None  # a copy from before training, if the transformer itself is trained
         if _is_trained(vit):
             self.original = copy.deepcopy(vit)
             mark_frozen(self.original, ["backbone"])
-
-    @property
-    def dim(self) -> int:
-        """Of the tokens."""
-        return self.vit.embed_dim
-
-    @property
-    def depth(self) -> int:
-        """The number of blocks."""
-        return len(self.vit.blocks)
 
     def add(self, new: nn.Module) -> int:
         """Add a set, such as ``Prompts`` or ``Scales``; returns its number."""
@@ -61,23 +50,10 @@ class TunedTransformer(Backbone):
         return self.add(nn.ModuleDict({str(index): module(self.dim, **options) for index in chosen}))
 
     def forward(
-        self,
-        images: Tensor,
-        route: Route = NEWEST,
-        prompts: Tensor | None = None,
-        prefixes: Mapping[int, KeysAndValues] | None = None,
+        self, images: Tensor, route: int | None = NEWEST, prefixes: Mapping[int, KeysAndValues] | None = None
     ) -> Tensor:
-        """(B, 3, H, W) -> (B, d) features.
-
-        Args:
-            images: normalised.
-            route: the number of the set that acts, negative from the newest; None: none does. Of sets of adapters, also
-                one number for each image: int64 (B,).
-            prompts: tokens from the first block on, after those of class and registers: (B or 1, p, dim).
-            prefixes: by the block's number, keys and values before those of its tokens: (B or 1, p, dim) each.
-        """
-        tokens = self.tokens(images, route, prompts, prefixes)
-        return self.pooled(tokens, 0 if prompts is None else prompts.shape[1])
+        """(B, 3, H, W) -> (B, d) features. Arguments as of :meth:`tokens`."""
+        return self.pooled(self.tokens(images, route, prefixes=prefixes))
 
     @torch.no_grad()
     def untuned(self, images: Tensor) -> Tensor:
@@ -89,13 +65,21 @@ class TunedTransformer(Backbone):
     def tokens(
         self,
         images: Tensor,
-        route: Route = NEWEST,
+        route: int | None = NEWEST,
         prompts: Tensor | None = None,
         prefixes: Mapping[int, KeysAndValues] | None = None,
     ) -> Tensor:
-        """Tokens after the last norm: (B, class and registers + p + patches, dim). Arguments as of :meth:`forward`."""
+        """Tokens after the last norm: (B, class and registers + p + patches, dim).
+
+        Args:
+            images: normalised: (B, 3, H, W).
+            route: the number of the set that acts, negative from the newest; None: none does.
+            prompts: tokens from the first block on, after those of class and registers: (B or 1, p, dim).
+            prefixes: by the block's number, keys and values before those of its tokens: (B or 1, p, dim) each.
+        """
         vit = self.vit
         active = self._active(route)
+        modules = dict(active.items()) if type(active) is nn.ModuleDict else {}
         prefixes = prefixes or {}
         stream = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
         if prompts is not None:
@@ -107,7 +91,7 @@ class TunedTransformer(Backbone):
         for index, block in enumerate(vit.blocks):
             if isinstance(active, Prompts):
                 stream = active.before(index, stream, count)
-            module = self._module(index, route, active)
+            module = modules.get(str(index))
             prefix = prefixes.get(index)
             if recomputed:
                 stream = checkpoint(through, block, stream, module, prefix, use_reentrant=False)
@@ -116,7 +100,7 @@ class TunedTransformer(Backbone):
         return vit.norm(stream[:, :count])
 
     def pooled(self, tokens: Tensor, prompts: int = 0) -> Tensor:
-        """The features as timm computes them, from all tokens but the inserted ``prompts``: (B, d)."""
+        """timm's features of all tokens but the inserted ``prompts``: (B, d)."""
         first = self.vit.num_prefix_tokens
         if prompts:
             tokens = torch.cat([tokens[:, :first], tokens[:, first + prompts :]], 1)
@@ -139,52 +123,39 @@ class TunedTransformer(Backbone):
                 groups[int(place) + 1 if place.isdigit() else layer].append(parameter)
         return groups
 
-    def _active(self, route: Route) -> nn.Module | None:
-        """The set that acts, unless each image has its own."""
-        chosen = self.sets[route] if isinstance(route, int) and len(self.sets) else None
+    def _active(self, route: int | None) -> nn.Module | None:
+        chosen = None if route is None or not len(self.sets) else self.sets[route]
         for part in self.sets:
             if isinstance(part, Scales):
                 part.switch(part is chosen)
         return chosen
-
-    def _module(self, index: int, route: Route, active: nn.Module | None) -> Any:
-        """What tunes block ``index``, if anything does."""
-        name = str(index)
-        if isinstance(route, Tensor):
-            sets: Any = self.sets
-            return RoutedAdapters([part[name] for part in sets], route) if name in sets[0] else None
-        if isinstance(active, Scales) or not isinstance(active, nn.ModuleDict):
-            return None
-        return dict(active.items()).get(name)
 
 
 def through(block: Any, stream: Tensor, module: Any, prefix: KeysAndValues | None) -> Tensor:
     """A block's output (B, n, dim) when ``module`` tunes it, with further keys and values ``prefix``."""
     if module is None and prefix is None:
         return block(stream)
-    adapter = module if isinstance(module, (Adapter, RoutedAdapters)) else None
+    adapter = module if isinstance(module, Adapter) else None
     lora = module if isinstance(module, LoRA) else None
-    calibrated = isinstance(module, Prefix) and module.calibrated
-    if isinstance(module, Prefix):
+    calibrated = isinstance(module, Prefix)
+    if calibrated:
         prefix = module()
 
     def attention(normed):
         return attend(block.attn, normed, prefix, lora, calibrated)
 
-    def attended(branch):
-        return block.drop_path1(block.ls1(branch))
-
-    def processed(branch):
-        return block.drop_path2(block.ls2(branch))
-
     of_attention = adapter if adapter and adapter.place == "attn" else None
     of_mlp = adapter if adapter and adapter.place == "mlp" else None
-    stream = _residual(stream, block.norm1, attention, attended, of_attention)
-    return _residual(stream, block.norm2, block.mlp, processed, of_mlp)
+    stream = _residual(stream, block.norm1, attention, block.ls1, block.drop_path1, of_attention)
+    return _residual(stream, block.norm2, block.mlp, block.ls2, block.drop_path2, of_mlp)
 
 
-def _residual(stream: Tensor, norm: Any, function: Any, scaled: Any, adapter: Any) -> Tensor:
+def _residual(stream: Tensor, norm: Any, function: Any, scale: Any, drop_path: Any, adapter: Any) -> Tensor:
     """``stream`` and what attention or MLP, with their adapter if there is one, add to it."""
+
+    def scaled(branch):
+        return drop_path(scale(branch))
+
     normed = norm(stream)
     if adapter is None:
         return stream + scaled(function(normed))
@@ -246,7 +217,7 @@ def check_transformer(backbone: nn.Module, name: str = "") -> None:
     needed = "this method tunes a VisionTransformer of timm with its usual blocks; set convnet_type to one, such as "
     needed += "timm:vit_base_patch16_224"
     if not isinstance(backbone, VisionTransformer):
-        raise UserError(f"convnet_type: '{model}' has no blocks to tune; {needed}")
+        raise UserError(f"convnet_type: '{model}' is not a plain vision transformer; {needed}")
     for index, block in enumerate(backbone.blocks):
         usual = type(block) is Block and type(block.attn) is Attention and block.attn.num_heads * block.attn.head_dim
         if usual != backbone.embed_dim:

@@ -6,6 +6,8 @@ from reference import tuning
 from support.methods import SILENT, after, grown, images, moved, snapshot
 from support.recorded import images_of, part_of, recorded
 
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.errors import UserError
 from pycil_wsc.networks.nets import ExpandingNet, make_backbone
 
 HEADS = 2  # of the transformer
@@ -68,3 +70,18 @@ def test_memo_shares_all_blocks_but_the_last_of_which_each_task_has_its_own(trai
     changed = {name for name, value in first.items() if name in state and not torch.equal(state[name], value)}
     assert any(name.startswith("trunk.") for name in changed) is trained
     assert not any(name.startswith("blocks.0.") for name in changed)
+
+
+def test_memos_last_block_begins_pre_trained_or_as_in_pilot_at_random(tmp_path):
+    keys = {"convnet_type": "timm:vit_tiny_patch16_224", "memory_per_class": 2}
+    states = [
+        recorded("memo", tmp_path, tasks=1, pretrained_block=kept, **keys).phases[0].before for kept in (True, False)
+    ]
+    other = {name for name, value in states[0].items() if not torch.equal(value, states[1][name])}
+    last = {name for name in states[0] if name.startswith("blocks.0.block.") and "norm" not in name}
+    assert other - {"head.weight", "aux_head.weight"} == last
+    bound = 12**-0.5
+    random = states[1]["blocks.0.block.attn.qkv.weight"]
+    assert 0.9 * bound < random.abs().max() <= bound, "as torch's linear layers begin"
+    with pytest.raises(UserError, match="^pretrained_block: is of a transformer"):
+        resolve({"model_name": "memo", "pretrained_block": False})

@@ -1,0 +1,677 @@
+"""What stock PILOT computes from our weights and our batches, method by method, over three tasks.
+
+    OMP_NUM_THREADS=1 python benchmarks/pilot_fidelity.py --pilot ../LAMDA-PILOT --out pilot-fidelity.json
+
+Both sides read the same JSON file of PILOT's, shortened, and train a small transformer. Ours goes first. PILOT's own
+``incremental_train`` then starts from the same weights and gets the batches, and the features drawn for a head, that
+ours had. Compared after each task are all trained tensors, class means, the loss of each step and the scores of all
+test images. Where we differ on purpose, PILOT's behaviour is switched on; the record names what has no switch.
+"""
+
+import argparse
+import contextlib
+import inspect
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pilot_stock
+import torch
+from pilot_stock import Images, Loader
+from record import origin, write
+from torch import Tensor
+
+from pycil_wsc.devices import resolved_device
+from pycil_wsc.launch.attempt import Datasets
+from pycil_wsc.runs.run import Run
+from pycil_wsc.training.batches import Sampling
+from pycil_wsc.training.phase import Monitor
+
+SIZES = {"image_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 5, "num_heads": 2}
+TASKS, CLASSES, PER_CLASS = 3, 2, 6  # classes of a task, images of a class
+EPOCHS = ("tuned_epoch", "init_epoch", "init_epochs", "later_epochs", "epochs", "epc_re", "ca_epochs", "crct_epochs")
+SHORT = {  # values of the keys of PILOT's files
+    **dict.fromkeys(EPOCHS, 2),
+    **dict.fromkeys(("init_cls", "increment"), CLASSES),
+    **dict.fromkeys(("milestones", "init_milestones"), [1]),
+    "batch_size": 6,
+    "memory_size": 12,
+    "num_workers": 0,
+    "ffn_num": 3,
+    "M": 8,
+    "prompt_param": [6, 4, 0.1],
+    "num_freeze_epochs": 1,
+}
+FAST = dict.fromkeys(("init_lr", "lrate", "later_lr"), 0.1)  # so that weights move
+ALL = slice(None)
+Pair = tuple[str, Tensor, Tensor, slice | None]  # a name, PILOT's tensor, ours, and the part that is new in a task
+Pairs = Callable[[Any, dict[str, Tensor], int], Iterator[Pair]]  # of PILOT's learner, our state, the task
+
+
+def none(stock, state, task) -> Iterator[Pair]:
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of PILOT's.
+
+    Attributes:
+        file: its JSON file.
+        trained: the tensors that it trains, of which a task copies the new parts to PILOT's side.
+        kept: what it computes after the training.
+        changes: more values of the file's keys, and further keys of PILOT's code.
+        keys: keys of ours that switch PILOT's behaviour on.
+        train: the name of PILOT's function that trains.
+        left_out: deliberate differences without a switch, and how they are left out.
+        begin: called with our learner when its training in a task begins.
+        equal: called with PILOT's learner and our state after a task, before PILOT's learns it.
+        scores: ours as PILOT's; None: they and the losses of a later training are not compared.
+        compared: the beginning of the names of tensors that are compared.
+    """
+
+    file: str
+    trained: Pairs
+    kept: Pairs = none
+    changes: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
+    train: str = "_train"
+    left_out: tuple[str, ...] = ()
+    begin: Callable[[Any], None] = lambda ours: None
+    equal: Callable[[Any, dict[str, Tensor]], None] = lambda stock, state: None
+    scores: Callable[[Tensor], Tensor] | None = lambda scores: scores
+    compared: str = ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pilot", type=Path, required=True, help="the folder of PILOT's repository")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        pilot_stock.repaired(args.pilot, Path(folder), SIZES)
+        found = {name: compared(METHODS[name], args.pilot) for name in args.methods}
+    record = {"methods": found, "repairs": [f"{place}: {why}" for place, _, _, why in pilot_stock.REPAIRS]}
+    record |= {"replaced": [*pilot_stock.REPLACED, "dropout, on both sides: nothing is dropped"]}
+    record |= {"tasks": TASKS, "classes": CLASSES, "images": PER_CLASS, "precision": "fp32"} | SIZES
+    record |= origin(resolved_device("cpu"))
+    print(json.dumps(record, indent=2))
+    write(record, args.out)
+
+
+def compared(method, pilot):
+    """The largest differences over all tasks."""
+    changes = SHORT | FAST | method.changes
+    file = pilot_stock.settings(pilot, method.file, changes)
+    with tempfile.TemporaryDirectory() as folder, without_dropout():
+        run = our_run(method, file, Path(folder))
+        tasks = [learned(method, run, task) for task in run.manager.tasks]
+        with contextlib.redirect_stdout(io.StringIO()):
+            differences = stock(method, file, run, tasks)
+    lines = [inspect.getsourcefile(type(run.learner)), pilot / f"models/{file['model_name']}.py"]
+    ours, theirs = (Path(path).read_text().count("\n") for path in lines)
+    largest = {name: max(values) for name, values in differences.items() if values}
+    steps = sum(len(task.losses) for task in tasks)
+    switched = {"switched": method.keys, "left_out": list(method.left_out)}
+    return largest | {"steps": steps, "lines": ours, "pilot_lines": theirs} | switched
+
+
+# ---- ours ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Learned:
+    """What a task of ours trained on, and what it gave."""
+
+    before: dict[str, Tensor] = field(default_factory=dict)
+    after: dict[str, Tensor] = field(default_factory=dict)
+    epochs: list = field(default_factory=list)  # of batches of images and classes
+    drawn: list = field(default_factory=list)  # epochs of batches of features
+    losses: list[float] = field(default_factory=list)
+    scores: Tensor | None = None  # of all test images
+
+
+def our_run(method, file, folder):
+    count = TASKS * CLASSES * PER_CLASS
+    generator = np.random.default_rng(0)
+    targets = np.repeat(np.arange(TASKS * CLASSES), PER_CLASS)
+    centres = generator.integers(0, 200, (TASKS * CLASSES, 8, 8, 3))
+    train, test = ((centres[targets] + generator.integers(0, 56, (count, 8, 8, 3))).astype(np.uint8) for _ in range(2))
+    np.savez(folder / "data.npz", train_x=train, train_y=targets, test_x=test, test_y=targets)
+    keys = {"dataset": f"npz:{folder / 'data.npz'}"} | method.keys
+    config = pilot_stock.our_configuration(file, folder, SIZES, **keys)
+    return Run(config, Datasets().of(config))
+
+
+def learned(method, run, task) -> Learned:
+    """Let our learner learn a task."""
+    learner, found = run.learner, Learned()
+    phases = type(learner).phases
+
+    def watched(task):
+        for phase in phases(learner, task):
+            if not found.before:
+                method.begin(learner)
+                found.before = state_of(learner)
+            batches = []
+
+            def loss(batch, plain=phase.loss, batches=batches):
+                value, logits = plain(batch)
+                batches.append((batch.images.clone(), batch.targets.clone()))
+                found.losses.append(value.item())
+                return value, logits
+
+            yield replace(phase, loss=loss)
+            steps = len(batches) // phase.epochs
+            epochs = [batches[start : start + steps] for start in range(0, len(batches), steps)]
+            (found.drawn if phase.name == "alignment" else found.epochs).extend(epochs)
+
+    learner.phases = watched
+    learner.learn(task, Monitor())
+    images, _ = plain_images(run, "test", range(task.num_seen))
+    with torch.no_grad():
+        found.scores = learner.eval().predict(images)
+    found.after = state_of(learner)
+    return found
+
+
+def state_of(learner):
+    """The learner's tensors by name, those of the network without its name."""
+    state = {name: value for name, value in learner.state_dict().items() if isinstance(value, Tensor)}
+    return {name.removeprefix("network."): value.clone() for name, value in state.items()}
+
+
+def plain_images(run, split, classes):
+    """Images as in a test, and their classes."""
+    source, targets = {
+        "train": (run.train_source, run.manager.train_targets),
+        "test": (run.evaluator.source, run.manager.test_targets),
+    }[split]
+    chosen = np.flatnonzero(np.isin(targets, list(classes)))
+    ((images, found),) = source.batches(chosen, targets, len(chosen))
+    return images, found
+
+
+# ---- PILOT's ---------------------------------------------------------------------------------------------------------
+
+
+class Manager:
+    """In place of PILOT's data manager: our batches in training, our images otherwise."""
+
+    dataset_name = "cifar224"
+
+    def __init__(self, run):
+        self.run = run
+        self.epochs: list = []  # of the task
+
+    def get_task_size(self, task):
+        return CLASSES
+
+    def get_dataset(self, classes, source, mode, appendent=None, ret_data=False):
+        images, labels = plain_images(self.run, source, classes) if len(classes) else (torch.empty(0, 3, 8, 8), [])
+        images, labels = images.numpy(), np.asarray(labels)
+        if appendent is not None and len(appendent):
+            images = np.concatenate([images, appendent[0]]).astype(np.float32)
+            labels = np.concatenate([labels, appendent[1]]).astype(np.int64)
+        training = mode == "train" and len(classes) > 1
+        dataset = Images(images, labels, self.epochs if training else None)
+        return (images, labels, dataset) if ret_data else dataset
+
+
+class Drawn:
+    """In place of PILOT's normal distributions and their shuffling: the features that ours drew."""
+
+    def __init__(self, epochs):
+        self.epochs = iter(epochs)
+        self.parts: list[Tensor] = []
+        self.order = torch.empty(0)
+
+    def __call__(self, mean, covariance):
+        return self
+
+    def sample(self, sample_shape):
+        if not self.parts:
+            features, labels = (torch.cat(column) for column in zip(*next(self.epochs)))
+            self.order = labels.argsort(stable=True)
+            self.parts = list(features[self.order].split(sample_shape[0]))
+        return self.parts.pop(0)
+
+    def randperm(self, count):
+        return self.order.argsort()
+
+
+def stock(method, file, run, tasks: list[Learned]):
+    """Let PILOT's learner learn all tasks; the differences of each."""
+    found: dict[str, list[float]] = {"weights": [], "moved": [], "kept": [], "losses": [], "predictions": []}
+    file |= {"device": [torch.device("cpu")], "nb_classes": TASKS * CLASSES, "nb_tasks": TASKS, "seed": 1993}
+    file |= {"prefix": "", "pretrained": True}
+    with pilot_stock.small(pretrained(tasks[0]), SIZES):
+        theirs = pilot_stock.learner_of(file)
+        manager = Manager(run)
+        for number, ours in enumerate(tasks):
+            method.equal(theirs, ours.after)
+            manager.epochs = list(ours.epochs) + extra_epochs(method, run, number)
+            losses = trained_by_stock(method, theirs, manager, ours, number)
+            before = {name: tensor for name, _, tensor, _ in method.trained(theirs, ours.before or ours.after, number)}
+            for name, stock, tensor, _ in method.trained(theirs, ours.after, number):
+                if name.startswith(method.compared):
+                    found["weights"].append(distance(stock, tensor))
+                    found["moved"].append(distance(before[name], tensor))
+            kept = method.kept(theirs, ours.after, number)
+            found["kept"] += [distance(stock, tensor) for _, stock, tensor, _ in kept]
+            count = len(ours.losses) if method.scores else sum(map(len, ours.epochs))
+            found["losses"] += np.abs(np.subtract(losses[:count], ours.losses[:count])).tolist()
+            if method.scores:
+                scores = scores_of(theirs, manager, CLASSES * (number + 1))
+                found["predictions"].append(distance(scores, method.scores(ours.scores)))
+            theirs.after_task()
+    return found
+
+
+def pretrained(task: Learned):
+    """The weights that the transformers of both sides begin with, by timm's names."""
+    state = task.before or task.after
+    for place in ("backbone.vit.", "backbone.", "trunk.vit.", "blocks.0."):
+        if f"{place}cls_token" in state:
+            break
+    return {name.removeprefix(place): value for name, value in state.items() if name.startswith(place)}
+
+
+def extra_epochs(method, run, number):
+    """The batches of CoFiMA's Fisher information."""
+    if method.file != "cofima":
+        return []
+    learner, task = run.learner, run.manager.tasks[number]
+    indices = learner.plan.new_samples(task, run.manager.train_targets)
+    batches = learner.batches.of(Sampling(indices=indices, mixed=False), task.index, "fisher")
+    return [[(batch.images, batch.targets) for batch in batches]]
+
+
+def trained_by_stock(method, theirs, manager, ours: Learned, number):
+    """Let PILOT's learner learn a task; its losses."""
+    module = sys.modules[type(theirs).__module__]
+    train, losses = getattr(theirs, method.train), []
+    backward = Tensor.backward
+    started = []
+
+    def copied(*arguments, **keys):
+        if not started:
+            for _, stock, tensor, new in method.trained(theirs, ours.before, number):
+                if new is not None:
+                    stock.data[new] = tensor[new]
+        started.append(True)
+        return train(*arguments, **keys)
+
+    def noted(loss, *arguments, **keys):
+        losses.append(loss.item())
+        return backward(loss, *arguments, **keys)
+
+    drawn = Drawn(ours.drawn)
+    with contextlib.ExitStack() as stack:
+        if ours.before:
+            stack.enter_context(patch.object(theirs, method.train, copied))
+        stack.enter_context(patch.object(Tensor, "backward", noted))
+        if ours.drawn:
+            stack.enter_context(patch.object(module, "MultivariateNormal", drawn))
+            stack.enter_context(patch.object(torch, "randperm", drawn.randperm))
+        theirs.incremental_train(manager)
+    return losses
+
+
+def scores_of(theirs, manager, classes):
+    """The scores of which PILOT's test takes the largest."""
+    found, topk = [], torch.topk
+
+    def noted(scores, *arguments, **keys):
+        if scores.dim() == 2 and scores.shape[1] == classes:
+            found.append(scores)
+        return topk(scores, *arguments, **keys)
+
+    with patch.object(torch, "topk", noted):
+        theirs._eval_cnn(Loader(manager.get_dataset(range(classes), "test", "test"), batch_size=1000))
+    return found[-1]
+
+
+def distance(one, other):
+    """The largest difference of two tensors."""
+    one, other = (torch.as_tensor(tensor).detach().double() for tensor in (one, other))
+    assert one.shape == other.shape, (one.shape, other.shape)
+    return (one - other).abs().max().item()
+
+
+@contextlib.contextmanager
+def without_dropout():
+    """The context in which nothing is dropped: the two sides would drop other values."""
+
+    def whole(tensor, *_, **__):
+        return tensor
+
+    with (
+        patch("torch.nn.functional.dropout", whole),
+        patch("pycil_wsc.networks.tuning.modules.dropout", whole),
+    ):
+        yield
+
+
+# ---- where the tensors are -------------------------------------------------------------------------------------------
+
+
+def first(task):
+    """Of what begins at random in the first task alone."""
+    return None if task else ALL
+
+
+def rows(module, state, task, name="head") -> Iterator[Pair]:
+    """A linear layer with a row for each class, of which PILOT's may have those of classes to come."""
+    seen, new = CLASSES * (task + 1), slice(CLASSES * task, None)
+    for kind in ("weight", "bias"):
+        yield f"{name}.{kind}", getattr(module, kind)[:seen], state[f"{name}.{kind}"], new
+
+
+def backbone(module, state, place="backbone.") -> Iterator[Pair]:
+    for name, tensor in module.named_parameters():
+        yield place + name, tensor, state[place + name], None
+
+
+def adapters(modules, state, number, new) -> Iterator[Pair]:
+    for block, adapter in enumerate(modules):
+        for kind in ("weight", "bias"):
+            for layer in ("down", "up"):
+                name = f"backbone.sets.{number}.{block}.{layer}.{kind}"
+                yield name, getattr(getattr(adapter, f"{layer}_proj"), kind), state[name], new
+
+
+def incremental(stock, state, task) -> Iterator[Pair]:
+    yield from backbone(stock._network.backbone, state)
+    yield from rows(stock._network.fc, state, task)
+
+
+def dgr(stock, state, task) -> Iterator[Pair]:
+    yield from backbone(stock._network.backbone, state)
+    yield from ((name, theirs, ours, ALL) for name, theirs, ours, _ in rows(stock._network.fc, state, task))
+
+
+def der(stock, state, task) -> Iterator[Pair]:
+    network = stock._network
+    for number, each in enumerate(network.backbones):
+        yield from backbone(each, state, f"blocks.{number}.")
+    yield from heads(network, state)
+
+
+def memo(stock, state, task) -> Iterator[Pair]:
+    network = stock._network
+    for name, tensor in network.TaskAgnosticExtractor.named_parameters():
+        if not name.startswith("norm"):  # is not used
+            yield f"trunk.{name}", tensor, state[f"trunk.vit.{name}"], None
+    for number, block in enumerate(network.AdaptiveExtractors):
+        for name, tensor in block.named_parameters():
+            if name.startswith(("last_block", "norm")):
+                place = f"blocks.{number}.{name.removeprefix('last_')}"
+                yield place, tensor, state[place], first(task)
+    yield from heads(network, state)
+
+
+def heads(network, state) -> Iterator[Pair]:
+    """With an auxiliary head, as DER has it."""
+    for kind in ("weight", "bias"):
+        yield f"head.{kind}", getattr(network.fc, kind), state[f"head.{kind}"], ALL
+        yield f"aux_head.{kind}", getattr(network.aux_fc, kind), state[f"aux_head.{kind}"], ALL
+
+
+def prototypes(stock, state, task) -> Iterator[Pair]:
+    yield "head", stock._network.fc.weight, state["head.weight"], None
+
+
+def tuned_once(tensors, head="tuning_head") -> Pairs:
+    """APER's, of whose transformer ``tensors`` are tuned, with a ``head`` of their own in the first task."""
+
+    def trained(stock, state, task) -> Iterator[Pair]:
+        network = stock._network
+        if hasattr(network, "backbones"):
+            yield from tensors(network.backbones[1], state, None)
+        else:
+            yield from tensors(network.backbone, state, ALL)
+            yield head, network.fc.weight, state[f"{head}.weight"], ALL
+
+    return trained
+
+
+def copy_of(module, state, new) -> Iterator[Pair]:
+    yield from backbone(module, state, "tuned.0.")
+
+
+def adapters_of_mlps(module, state, new) -> Iterator[Pair]:
+    yield from adapters([block.adaptmlp for block in module.blocks], state, 0, new)
+
+
+def scales(module, state, new) -> Iterator[Pair]:
+    layers = {"patch_embed.proj": (module.patch_embed, 1), "norm": (module, 1)}
+    for number, block in enumerate(module.blocks):
+        owners = {"norm1": (block, 1), "norm2": (block, 2), "attn.qkv": (block.attn, 1), "attn.proj": (block.attn, 2)}
+        owners |= {"mlp.fc1": (block.mlp, 1), "mlp.fc2": (block.mlp, 2)}
+        layers |= {f"blocks.{number}.{name}": owner for name, owner in owners.items()}
+    for name, (owner, place) in layers.items():
+        for theirs, ours in (("scale", "factor"), ("shift", "shift")):
+            tensor = state[f"backbone.sets.0.{name.replace('.', '-')}.{ours}"]
+            yield f"{name}.{ours}", getattr(owner, f"ssf_{theirs}_{place}"), tensor, new
+
+
+def tokens(module, state, new) -> Iterator[Pair]:
+    yield "tokens", module.Prompt_Tokens, state["backbone.sets.0.tokens"], new
+
+
+def ranpac(stock, state, task) -> Iterator[Pair]:
+    yield from adapters_of_mlps(stock._network.backbone, state, first(task))
+    if stock._network.RP_dim is None:
+        yield "first_head", stock._network.fc.weight, state["first_head.weight"], ALL
+
+
+def ease(stock, state, task) -> Iterator[Pair]:
+    yield from adapters(stock._network.backbone.cur_adapter, state, task, ALL)
+    yield "proxies", stock._network.proxy_fc.weight, state["proxies.weight"][CLASSES * task :], ALL
+
+
+def mos(stock, state, task) -> Iterator[Pair]:
+    yield from adapters(stock._network.backbone.cur_adapter, state, task, first(task))
+    yield from rows(stock._network.backbone.head, state, task)
+
+
+def kept_by_mos(stock, state, task) -> Iterator[Pair]:
+    yield "prototypes", stock._network.fc.weight, state["prototypes"], None
+    for label in range(CLASSES * (task + 1)):
+        yield f"mean {label}", stock.cls_mean[label], state["means"][label, 0], None
+        yield f"covariance {label}", stock.cls_cov[label], state["spreads"][label], None
+
+
+def l2p(stock, state, task) -> Iterator[Pair]:
+    module = stock._network.backbone
+    yield "prompts", module.prompt.prompt, state["prompts.prompts"], first(task)
+    yield "keys", module.prompt.prompt_key, state["prompts.keys"], first(task)
+    yield from rows(module.head, state, task)
+
+
+def dualprompt(stock, state, task) -> Iterator[Pair]:
+    module = stock._network.backbone
+    blocks, _, _, length, heads, width = module.e_prompt.prompt.shape  # (blocks, 2, size, length, heads, width)
+    ours = state["prompts.prompts"].unflatten(1, (blocks, 2, length)).unflatten(4, (heads, width))
+    yield "prompts", module.e_prompt.prompt, ours.permute(1, 2, 0, 3, 4, 5), first(task)
+    yield "keys", module.e_prompt.prompt_key, state["prompts.keys"], first(task)
+    yield "general", module.g_prompt, state["general"].unflatten(0, (-1, 2)).unflatten(3, (heads, width)), first(task)
+    yield from rows(module.head, state, task)
+
+
+def coda_prompt(stock, state, task) -> Iterator[Pair]:
+    for block in range(SIZES["depth"]):
+        for theirs, name in (("p", "prompts"), ("k", "keys"), ("a", "attention")):
+            ours = state[f"prompts.{block}.{name}"]
+            new = slice(len(ours) // (task + 1) * task, None)
+            tensor = getattr(stock._network.prompt, f"e_{theirs}_{block}")
+            yield f"{block}.{name}", tensor[: len(ours)], ours, new
+    yield from rows(stock._network.fc, state, task)
+
+
+def lae(stock, state, task) -> Iterator[Pair]:
+    for number, modules in enumerate((stock._network.pets, stock._network.pets_emas)):
+        for block, module in enumerate(modules):
+            for theirs, name in ((module.key, "key"), (module.val, "value")):
+                place = f"backbone.sets.{number}.{block}.{name}"
+                yield f"{place}s", theirs.tokens, state[f"{place}s"], first(task)
+                yield f"{place}_scale", theirs.scaler.scale.view(()), state[f"{place}_scale"], None
+    yield from rows(stock._network.fc, state, task)
+
+
+def slca(stock, state, task) -> Iterator[Pair]:
+    yield from backbone(stock._network.backbone, state)
+    for number, (part,) in enumerate(stock._network.fc.heads):
+        for kind in ("weight", "bias"):
+            name = f"head.parts.{number}.{kind}"
+            yield name, getattr(part, kind), state[name], ALL if number == task else None
+
+
+def kept_by_slca(stock, state, task) -> Iterator[Pair]:
+    yield "means", stock._class_means_slca, state["means"], None
+    yield "covariances", stock._class_covs_slca, state["factors"] @ state["factors"].mT, None
+
+
+def duct(stock, state, task) -> Iterator[Pair]:
+    yield from backbone(stock._network.backbone, state)
+    yield "head.weight", stock._network.fc.weight, state["head.weight"], slice(CLASSES * task, None)
+    yield "head.scale", stock._network.fc.sigma.view(()), state["head.scale"].view(()), None
+
+
+def kept_by_duct(stock, state, task) -> Iterator[Pair]:
+    yield "means", stock._class_means, state["means"], None
+
+
+# ---- what is made equal ----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def move_old_rows(ours):
+    """Otherwise the student is the teacher in the first step."""
+    head, old = ours.network.head, ours.num_old
+    if old:
+        head.weight[:old] += 0.1 * torch.randn(old, head.in_features, generator=torch.Generator().manual_seed(old))
+        head.renew()
+
+
+def merge_in_training_alone(stock, state):
+    """PILOT's, which merges in every pass."""
+    module = stock._network.backbone
+    merge = type(module).reweight_adapter
+
+    def merged(adapter, number):
+        return merge(module, adapter, number) if torch.is_grad_enabled() else adapter
+
+    module.reweight_adapter = merged
+
+
+def share_projection(stock, state):
+    """And the ridge parameter."""
+    made = type(stock).setup_RP
+
+    def setup():
+        made(stock)
+        stock.W_rand = stock._network.W_rand = state["head.projection"]
+        stock._network.fc.sigma.data.fill_(1)
+
+    stock.setup_RP = setup
+    stock.optimise_ridge_parameter = lambda *_: state["head.chosen"][0].item()
+
+
+SLOWER = {"lrate": 0.02, "+bcb_lrscale": 0.5}
+APER = {"kept": prototypes, "changes": {"init_lr": 0.1}}
+METHODS = {
+    "l2p": Method("l2p", l2p, changes={"init_lr": 0.01}, keys={"batchwise_test": True}),
+    "dualprompt": Method(
+        "dualprompt",
+        dualprompt,
+        changes={"init_lr": 0.01},
+        keys={"batchwise_test": True, "prompts_by_halves": True},
+    ),
+    "coda_prompt": Method(
+        "coda_prompt",
+        coda_prompt,
+        changes={"init_lr": 0.01, "tuned_epoch": 3},
+        keys={"crop_scale": None, "test_interpolation": None},
+        left_out=("PILOT leaves out the last batch of an epoch; it gets it here",),
+    ),
+    "aper_adapter": Method("aper_aperpter", tuned_once(adapters_of_mlps), **APER),
+    "aper_ssf": Method("aper_ssf", tuned_once(scales), **APER),
+    "aper_vpt_deep": Method("aper_vpt_deep", tuned_once(tokens), **APER),
+    "aper_vpt_shallow": Method("aper_vpt_shallow", tuned_once(tokens), **APER),
+    "aper_finetune": Method("aper_finetune", tuned_once(copy_of, "tuned.1"), keys={"adapt": False}, **APER),
+    "ease": Method("ease", ease, prototypes),
+    "mos": Method(
+        "mos",
+        mos,
+        kept_by_mos,
+        left_out=(
+            "PILOT merges adapters in passes without gradients, too; not here",
+            "PILOT computes prototypes of later tasks with dropout; nothing is dropped here",
+            "PILOT's rows of classes to come shrink by weight decay; they are ours when their task begins",
+        ),
+        equal=merge_in_training_alone,
+        scores=torch.exp,
+    ),
+    "slca": Method("slca", slca, kept_by_slca, SLOWER, train="_stage1_training"),
+    "slca_cofima": Method(
+        "cofima",
+        slca,
+        kept_by_slca,
+        SLOWER,
+        train="_stage1_training",
+        left_out=("PILOT multiplies the head's new rows by their Fisher information, and undoes it after the task",),
+        scores=None,
+        compared="backbone.",
+    ),
+    "lae": Method("lae", lae, changes={"init_lr": 0.01}, scores=torch.exp),
+    "dgr": Method(
+        "dgr",
+        dgr,
+        left_out=(
+            "in a task's first step PILOT scales up a gradient of rounding; old rows are moved at random before",
+        ),
+        begin=move_old_rows,
+    ),
+    "duct": Method(
+        "duct",
+        duct,
+        kept_by_duct,
+        {"epochs": 3},
+        keys={"lr_re": None},
+        left_out=(
+            "new rows of PILOT's head begin as 0; they are ours here",
+            "PILOT's means after the training are of augmented images; of plain ones here",
+        ),
+    ),
+    "ranpac": Method(
+        "ranpac",
+        ranpac,
+        changes={"init_lr": 0.1},
+        left_out=(
+            "the ridge parameter is ours; PILOT chooses it on the last fifth of a shuffled task",
+            "PILOT multiplies all scores by the scale of the first task's classifier; by 1 here",
+        ),
+        equal=share_projection,
+    ),
+    "simplecil": Method("simplecil", none, prototypes),
+    "finetune": Method("finetune", incremental),
+    "icarl": Method("icarl", incremental),
+    "der": Method("der", der),
+    "memo": Method("memo", memo),
+}
+
+
+if __name__ == "__main__":
+    main()

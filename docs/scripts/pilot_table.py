@@ -1,0 +1,21 @@
+"""The table of docs/pretrained.md beside PILOT itself, from the records of differences and of times."""
+
+import json
+from pathlib import Path
+
+RECORDS = Path(__file__).parent.parent.parent / "results" / "benchmarks"
+HEADER = ("method", "largest difference", "weights move by", "lines", "lines of PILOT's", "time")
+COMPARED = ("weights", "kept", "losses", "predictions")
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Header and rows: the largest difference of weights, statistics, losses and scores; lines; time over PILOT's."""
+    differences = json.loads((RECORDS / "pilot_fidelity/pilot-fidelity-cpu.json").read_text())["methods"]
+    times = json.loads((RECORDS / "pilot_speed/pilot-speed-cpu.json").read_text())["methods"]
+    lines: list[tuple[str, ...]] = [HEADER]
+    for name, method in differences.items():
+        largest = max(method[part] for part in COMPARED if part in method)
+        moved = f"{method['moved']:.1g}" if "moved" in method else ""
+        time = f"{times[name]['ours_over_pilot']:.2f}" if name in times else ""
+        lines.append((f"`{name}`", f"{largest:.0e}", moved, f"{method['lines']}", f"{method['pilot_lines']}", time))
+    return lines
