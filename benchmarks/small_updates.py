@@ -2,15 +2,17 @@
 
     python benchmarks/small_updates.py --out results/benchmarks/small_updates/small-updates-cpu.json
 
-**Updates**: learners of random pictures on EfficientNet-Lite0 with random weights, which costs what the pre-trained one
-does. Each update brings one picture of a known class. In CPU seconds of one thread: the forward pass of the picture,
+**Updates**: learners of random pictures of 224 pixels on EfficientNet-Lite0 with random weights, which costs what the
+pre-trained one does. Each update brings one picture of a known class. In CPU seconds of one thread: the forward pass of the picture,
 the update (its median), one in which RanPAC chooses its ridge again, and a save, with its bytes.
 
-**In a row**: the same of NCM and SLDA on a small network, over many updates that are each saved; and the memory of the
+**In a row**: the same on a small network, over many updates that are each saved; and the memory of the
 process, which is a new one for each method.
 
 **Files**: in a new process for each number of JPEGs of 32 x 32 pixels in a folder, the peaks of its memory while they
 are listed, checked and learned (NCM), and while the learner is saved; and its bytes.
+
+What is not measured stays as it is in the record.
 """
 
 import argparse
@@ -34,10 +36,9 @@ from pycil_wsc import Learner
 from pycil_wsc.data.images.sources import read_source
 
 KEYS = {"adapt": False, "device": "cpu", "threads": 1, "quiet": True, "num_workers": 0}
-LARGE = {"convnet_type": "timm:efficientnet_lite0", "image_size": 96}
+LARGE = {"convnet_type": "timm:efficientnet_lite0", "image_size": 224}
 SMALL = {"convnet_type": "resnet8", "image_size": 16}
 METHODS = {"ncm": {}, "slda": {}, "ranpac": {"projection": 2000}}
-IN_A_ROW = ("ncm", "slda")
 FOLDERS = 100  # classes of the files
 CONTENTS = 300  # pictures of the files
 
@@ -47,9 +48,9 @@ def main():
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--classes", nargs="+", type=int, default=[10, 100, 1000])
     parser.add_argument("--in-a-row", type=int, default=1000, help="0: not measured")
-    parser.add_argument("--files", nargs="*", type=int, default=[10_000, 100_000], help="none: not measured")
+    parser.add_argument("--files", nargs="*", type=int, default=[10_000, 100_000, 1_000_000], help="none: not measured")
     parser.add_argument("--of-folder", type=Path, help="measure the files of this folder, and print what they take")
-    parser.add_argument("--of-method", choices=IN_A_ROW, help="measure updates of it in a row, and print them")
+    parser.add_argument("--of-method", choices=list(METHODS), help="measure updates of it in a row, and print them")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.of_folder:
@@ -59,12 +60,14 @@ def main():
         print(json.dumps(in_a_row(args.of_method, args.in_a_row)))
         return
     record = {"updates": {}, "in_a_row": {}, "files": {}}
+    if args.out and args.out.exists():
+        record |= {part: measured for part, measured in json.loads(args.out.read_text()).items() if part in record}
     for method in args.methods:
         for classes in args.classes:
             record["updates"][f"{method}, {classes} classes"] = measured = of_updates(method, classes)
             print(method, classes, json.dumps(measured), flush=True)
     if args.in_a_row:
-        for method in IN_A_ROW:
+        for method in args.methods:
             command = "--of-method", method, "--in-a-row", str(args.in_a_row)
             record["in_a_row"][method] = in_new_process(*command)
             print(f"{args.in_a_row} in a row", method, json.dumps(record["in_a_row"][method]), flush=True)
@@ -85,13 +88,13 @@ def of_updates(method: str, classes: int) -> dict:
     rng = np.random.default_rng(1)
     learner = Learner(method, **KEYS, **LARGE, **METHODS[method])
     labels = np.repeat(np.arange(classes), 20 if classes < 100 else 2)
-    learner.learn((pictures(labels, 96, rng), labels))
-    picture = pictures(np.array([0]), 96, rng)
+    learner.learn((pictures(labels, LARGE["image_size"], rng), labels))
+    picture = pictures(np.array([0]), LARGE["image_size"], rng)
     learner.predict(picture)
     measured = {"forward_seconds": seconds_of(lambda: learner.predict(picture))[0]}
 
     def update():
-        learner.learn((pictures(np.array([0]), 96, rng), np.array([0])))
+        learner.learn((pictures(np.array([0]), LARGE["image_size"], rng), np.array([0])))
 
     measured["update_seconds"] = statistics.median(seconds_of(update, 5))
     if method == "ranpac":
@@ -106,7 +109,7 @@ def of_updates(method: str, classes: int) -> dict:
 def in_a_row(method: str, updates: int) -> dict:
     """Seconds of update and save around each tenth of so many updates, medians of ten; the memory, and bytes saved."""
     rng = np.random.default_rng(1)
-    learner = Learner(method, held_out=20, **KEYS, **SMALL)
+    learner = Learner(method, held_out=20, **KEYS, **SMALL, **METHODS[method])
     labels = np.repeat(np.arange(10), 30)
     learner.learn((pictures(labels, 16, rng), labels))
     measured = {}

@@ -16,9 +16,18 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from pycil_wsc.classifier import rows
-from pycil_wsc.classifier.labels import consistent_labels, labels_by_name, labels_of, name_of, plain_labels
+from pycil_wsc.classifier.labels import (
+    consistent_labels,
+    labels_and_otherwise,
+    labels_by_name,
+    labels_of,
+    name_of,
+    plain_labels,
+)
 from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.predict.answers import UNKNOWN
 from pycil_wsc.classifier.predict.arguments import folder_of, from_python, refusing
+from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.rows import Samples
 from pycil_wsc.errors import UserError
 
@@ -122,7 +131,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def classes_(self) -> np.ndarray:
-        """The labels so far, in ascending order."""
+        """The labels so far, in ascending order.
+
+        Raises :class:`UserError` if the learner has a class that is no label, as it was named by itself.
+        """
         return np.sort(labels_of(self.learner_.classes, self.label_of_))
 
     def _become(
@@ -190,15 +202,32 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
     # ---- prediction --------------------------------------------------------------------------------------------------
 
-    def predict(self, X: Samples) -> np.ndarray:
-        """The most likely label of each image, (n,).
+    def predict(self, X: Samples, *, unknown: float | None = None, otherwise: str | float | None = None) -> np.ndarray:
+        """The most likely label of each image, (n,), or ``otherwise`` for what may have none of the labels.
+
+        Args:
+            X: the images.
+            unknown: the share of images with known labels that may be refused, as of
+                :meth:`pycil_wsc.Learner.predict`; needs ``keys={"held_out": 20}``. None: no image is refused.
+            otherwise: what is predicted then; None: ``"unknown"`` if labels are strings, and -1 if they are numbers.
 
         Raises:
             NotFittedError: before :meth:`fit` or :meth:`partial_fit`.
-            ValueError: if the images are invalid, in one line.
+            ValueError: if the images or arguments are invalid, or no image is held out, in one line.
         """
-        probabilities, labels = self._answers(X)
-        return labels[probabilities.argmax(1)]
+        if unknown is None:
+            probabilities, labels = self._answers(X)
+            return labels[probabilities.argmax(1)]
+        check_is_fitted(self)
+        answers = self.learner_.answers
+        with as_value_errors():
+            label_of = labels_and_otherwise(labels_of(answers.classes, self.label_of_), otherwise)
+            refused = UNKNOWN
+            while refused in answers.classes:
+                refused += "_"
+            names = answers.predict(self._images(X), otherwise=refused, unknown=unknown)
+            label_of = dict(zip([*answers.classes, refused], label_of, strict=True))
+        return np.array([label_of[name] for name in names], np.array([*label_of.values()]).dtype)
 
     def predict_proba(self, X: Samples) -> np.ndarray:
         """The probability of each label in :attr:`classes_`, float64 (n, classes).
@@ -223,6 +252,20 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         answers = self.learner_.answers
         with as_value_errors():
             return answers.familiarity(self._images(X))
+
+    def expected_accuracy(self, X: Samples) -> Expected:
+        """The accuracy to expect on images without labels: see :meth:`pycil_wsc.Learner.expected_accuracy`.
+
+        Needs ``keys={"held_out": 20}``.
+
+        Raises:
+            NotFittedError: before :meth:`fit` or :meth:`partial_fit`.
+            ValueError: if the images are invalid, or no image is held out, in one line.
+        """
+        check_is_fitted(self)
+        answers = self.learner_.answers
+        with as_value_errors():
+            return answers.expected_accuracy(self._images(X))
 
     def _answers(self, X: Samples) -> tuple[np.ndarray, np.ndarray]:
         """The probabilities and the labels, of one state of the learner, which another thread may train meanwhile."""

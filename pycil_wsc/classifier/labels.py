@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,9 +35,29 @@ def labels_of(names: Sequence[str], known: Mapping[str, np.generic]) -> np.ndarr
 
 
 def _read(name: str, dtype: np.dtype) -> np.generic:
-    if dtype.kind == "b":
+    if dtype.kind == "b" and name in ("True", "False"):
         return np.bool_(name == "True")
-    return np.array([name]).astype(str if dtype.kind == "U" else dtype)[0]
+    with contextlib.suppress(ValueError):
+        label = np.array([name]).astype(str if dtype.kind == "U" else dtype)[0]
+        if name_of(label) == name:
+            return label
+    raise UserError(f"the class '{name}' is no label, as the others are {TYPES[dtype.kind]}; rename it to one")
+
+
+def labels_and_otherwise(labels: np.ndarray, otherwise: str | float | None) -> list[str | float]:
+    """``labels``, and then what is predicted for an image with none of them: by default "unknown", or -1.
+
+    Raises a :class:`UserError` if ``otherwise`` is one of them, or of another type.
+    """
+    if otherwise is None:
+        otherwise = "unknown" if labels.dtype.kind == "U" else -1
+    if isinstance(otherwise, str) != (labels.dtype.kind == "U"):
+        raise UserError(
+            f"otherwise: {otherwise!r} is of another type than the labels, which are {TYPES[labels.dtype.kind]}"
+        )
+    if otherwise in labels.tolist():
+        raise UserError(f"otherwise: {otherwise!r} is a label; give another value")
+    return [*labels.tolist(), otherwise]
 
 
 def plain_labels(given: ArrayLike, labels: np.ndarray) -> np.ndarray:

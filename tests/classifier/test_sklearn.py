@@ -85,6 +85,47 @@ def test_familiarity_is_that_of_the_learner(months):
         small().fit(images, names).familiarity(others)
 
 
+def test_labels_that_were_never_learned_are_refused_as_by_the_learner(months):
+    """Where labels are numbers, as -1."""
+    (images, names), (others, _) = months[0], months[2]
+    classifier = small(keys={"held_out": 4}).fit(images, names)
+    expected = classifier.learner_.predict(others, unknown=0.3)
+    assert classifier.predict(others, unknown=0.3).tolist() == expected.tolist() and "unknown" in expected
+    other = classifier.predict(others, unknown=0.3, otherwise="none of these")
+    assert np.array_equal(other == "none of these", expected == "unknown")
+    assert classifier.expected_accuracy(others) == classifier.learner_.expected_accuracy(others)
+    numbers = small(keys={"held_out": 4}).fit(images, (names == "ant") * 5)
+    refused = numbers.predict(others, unknown=0.3)
+    assert set(refused.tolist()) <= {-1, 0, 5} and refused.dtype == numbers.classes_.dtype
+    assert np.array_equal(refused == -1, numbers.learner_.predict(others, unknown=0.3) == "unknown")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"otherwise": 5}, "^otherwise: 5 is a label; give another value$"),
+        ({"otherwise": "other"}, "^otherwise: 'other' is of another type than the labels, which are whole numbers$"),
+        ({"unknown": 2}, "^unknown: "),
+    ],
+)
+def test_arguments_of_a_refusal_are_checked(arguments, message, months):
+    images, names = months[0]
+    classifier = small(keys={"held_out": 4}).fit(images, (names == "ant") * 5)
+    with pytest.raises(ValueError, match=message):
+        classifier.predict(images, **{"unknown": 0.3} | arguments)
+
+
+def test_classes_of_the_learner_that_are_no_labels_are_told_before_saving(months, tmp_path):
+    images, names = months[0]
+    classifier = small().fit(images, (names == "ant") * 5)
+    classifier.learner_.rename("5", "7")
+    assert classifier.classes_.tolist() == [0, 7]
+    classifier.learner_.rename("7", "seven")
+    with pytest.raises(UserError, match="^the class 'seven' is no label, as the others are whole numbers; rename it"):
+        classifier.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
 def test_fit_starts_anew(months):
     (first, names), (second, others) = months[:2]
     again = small().fit(first, names).fit(second, others)
