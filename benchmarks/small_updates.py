@@ -72,8 +72,8 @@ def main():
             record["in_a_row"][method] = in_new_process(*command)
             print(f"{args.in_a_row} in a row", method, json.dumps(record["in_a_row"][method]), flush=True)
     for number in args.files:
-        record["files"][number] = with_so_many_files(number)
-        print(f"{number} files", json.dumps(record["files"][number]), flush=True)
+        record["files"][str(number)] = measured = with_so_many_files(number)
+        print(f"{number} files", json.dumps(measured), flush=True)
     write(record | origin(torch.device("cpu")), args.out)
 
 
