@@ -43,7 +43,15 @@ SHIFTS = ("none", "brightness x 0.5", "noise of 25 of 255", "blur")
 CHOOSING = 40  # the first classes
 TESTED = 10  # images of a class that are shifted
 REPLAY = {"convnet_type": "resnet8", "image_size": 8, "init_epoch": 6, "epochs": 6, "batch_size": 32, "device": "cpu"}
-REPLAY |= {"memory_per_class": 20, "held_out": 20, "flip": False, "padding": 0, "threads": 1, "quiet": True}
+REPLAY |= {
+    "precision": "fp32",
+    "memory_per_class": 20,
+    "held_out": 20,
+    "flip": False,
+    "padding": 0,
+    "threads": 1,
+    "quiet": True,
+}
 
 
 class Part(NamedTuple):
