@@ -3,8 +3,8 @@
     python benchmarks/small_updates.py --out results/benchmarks/small_updates/small-updates-cpu.json
 
 **Updates**: learners of random pictures of 224 pixels on EfficientNet-Lite0 with random weights, which costs what the
-pre-trained one does. Each update brings one picture of a known class. In CPU seconds of one thread: the forward pass of the picture,
-the update (its median), one in which RanPAC chooses its ridge again, and a save, with its bytes.
+pre-trained one does. Each update brings one picture of a known class. In CPU seconds of one thread: the forward pass of
+the picture, the update (its median), one in which RanPAC chooses its ridge again, and a save, with its bytes.
 
 **In a row**: the same on a small network, over many updates that are each saved; and the memory of the
 process, which is a new one for each method.

@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from pycil_wsc.classifier import rows
+from pycil_wsc.classifier import pixel_rows
 from pycil_wsc.classifier.labels import (
     consistent_labels,
     labels_and_otherwise,
@@ -28,7 +28,7 @@ from pycil_wsc.classifier.learner import Learner
 from pycil_wsc.classifier.predict.answers import UNKNOWN
 from pycil_wsc.classifier.predict.arguments import folder_of, from_python, refusing
 from pycil_wsc.classifier.predict.expected import Expected
-from pycil_wsc.classifier.rows import Samples
+from pycil_wsc.classifier.pixel_rows import Samples
 from pycil_wsc.errors import UserError
 
 NOTE = "ContinualClassifier"  # in the notes of its learner
@@ -160,23 +160,23 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
     def _images(self, X: Samples, reset: bool = False) -> np.ndarray | list[str]:
         """``X`` as images that the learner takes; ``reset``: it is of the first task, whose form the others have."""
-        form = rows.form_of(X)
+        form = pixel_rows.form_of(X)
         if reset:
             self.form_ = form
-        rows.check_form(form, self.form_)
+        pixel_rows.check_form(form, self.form_)
         if form == "files":
-            return rows.file_names(X)
+            return pixel_rows.file_names(X)
         if form == "images":
             return np.asarray(X)
         numbers = np.asarray(validate_data(self, X, reset=reset, dtype=np.float64))  # pyright: ignore[reportArgumentType]
         given = np.asarray(X).dtype
         if reset:
             self.bytes_ = given == np.uint8
-            self.value_range_ = rows.value_range_of(numbers, self.bytes_, self.value_range)
-            self.image_shape_ = rows.image_shape_of(numbers.shape[1], self.image_shape)
+            self.value_range_ = pixel_rows.value_range_of(numbers, self.bytes_, self.value_range)
+            self.image_shape_ = pixel_rows.image_shape_of(numbers.shape[1], self.image_shape)
         elif self.value_range is None:
-            rows.check_bytes(given, self.bytes_)
-        return rows.pictures(numbers, self.value_range_, self.image_shape_)
+            pixel_rows.check_bytes(given, self.bytes_)
+        return pixel_rows.pictures(numbers, self.value_range_, self.image_shape_)
 
     def _keys(self, images: np.ndarray | list[str]) -> dict[str, Any]:
         """The configuration's keys."""

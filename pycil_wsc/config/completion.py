@@ -15,7 +15,7 @@ from pycil_wsc.data.data_options import ALL, STRATEGIES
 from pycil_wsc.errors import UserError, shown
 from pycil_wsc.files import Json
 from pycil_wsc.keys import Key, declared, without_empty_groups
-from pycil_wsc.methods.consolidation.options import WSCKeys
+from pycil_wsc.methods.consolidation.wsc_keys import WSCKeys
 
 if TYPE_CHECKING:
     from pycil_wsc.training.learner import BaseLearner

@@ -10,7 +10,7 @@ from pycil_wsc.consolidation.options import EpochOptions
 from pycil_wsc.data.data_options import ALL, check_domains
 from pycil_wsc.errors import UserError, did_you_mean, shown
 from pycil_wsc.keys import declared, having
-from pycil_wsc.methods.consolidation.options import WSCKeys
+from pycil_wsc.methods.consolidation.wsc_keys import WSCKeys
 
 if TYPE_CHECKING:
     from pycil_wsc.data.tasks.tasks import TaskSequence

@@ -23,7 +23,7 @@ from pycil_wsc.keys import (
     select,
     up_to_date,
 )
-from pycil_wsc.methods.consolidation.options import WSCKeys
+from pycil_wsc.methods.consolidation.wsc_keys import WSCKeys
 from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.training.learner_config import CONSOLIDATED as CONSOLIDATED
 from pycil_wsc.training.learner_config import (

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pycil_wsc.registry import register_importance
 from pycil_wsc.studies.diagonals import fisher_diagonal, hessian_diagonal
-from pycil_wsc.studies.options import RivalOptions
+from pycil_wsc.studies.rival_keys import RivalKeys
 
 Tensors = Mapping[str, Tensor]
 
@@ -28,13 +28,13 @@ class Samples(Protocol):
 
 
 @register_importance("fisher")
-def fisher(network: nn.Module, params: Tensors, previous: Tensors, batches: Samples, options: RivalOptions) -> Tensors:
+def fisher(network: nn.Module, params: Tensors, previous: Tensors, batches: Samples, options: RivalKeys) -> Tensors:
     """The diagonal of the empirical Fisher information: the mean of each sample's squared gradient of log p(y | x)."""
     return batches.mean(fisher_diagonal(network, params, batches.shared()))
 
 
 @register_importance("hessian")
-def hessian(network: nn.Module, params: Tensors, previous: Tensors, batches: Samples, options: RivalOptions) -> Tensors:
+def hessian(network: nn.Module, params: Tensors, previous: Tensors, batches: Samples, options: RivalKeys) -> Tensors:
     """The absolute diagonal of the loss's Hessian: Hutchinson's estimate with ``wsc.probes`` random vectors."""
     generator = torch.Generator().manual_seed(batches.seed)
     estimate = batches.mean(hessian_diagonal(network, params, batches.shared(), options.probes, generator))

@@ -11,7 +11,7 @@ from pycil_wsc.consolidation import Reset
 from pycil_wsc.consolidation.ranking import check_share
 from pycil_wsc.consolidation.trackers import Params
 from pycil_wsc.registry import register_reset
-from pycil_wsc.studies.options import RivalOptions
+from pycil_wsc.studies.rival_keys import RivalKeys
 
 Fresh = Callable[[], Mapping[str, Tensor]]
 Sum = Callable[[Tensor], object]
@@ -34,7 +34,7 @@ class Training:
     units: Sequence[tuple[str, str | None, str]]
     fresh: Fresh
     every: int | None
-    options: RivalOptions
+    options: RivalKeys
     sum_: Sum | None = None
 
 

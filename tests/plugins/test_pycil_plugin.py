@@ -16,7 +16,7 @@ from support import fresh
 from torch import nn
 
 from pycil_wsc.consolidation import Average, Blend, WeightSpaceConsolidation, recompute_batch_norm
-from pycil_wsc.methods.consolidation.options import WSCKeys
+from pycil_wsc.methods.consolidation.wsc_keys import WSCKeys
 from pycil_wsc.plugins import pycil
 from pycil_wsc.training.optimizers.schedules import held_lr, step_lr
 

@@ -54,7 +54,7 @@ ALLOWED = {  # what a module may import of the package; the longest matching nam
     "pycil_wsc.config": [
         *LEAVES,
         "pycil_wsc.consolidation",
-        "pycil_wsc.studies.options",
+        "pycil_wsc.studies.rival_keys",
         *rooms_up_to("config"),
     ],
     "pycil_wsc.methods": [*LEAVES, "pycil_wsc.consolidation", "pycil_wsc.studies", *rooms_up_to("methods")],

@@ -1,5 +1,5 @@
 """The keys ``wsc.*`` of a class-incremental run: those of any program that trains by epochs, those of the rival scores
-and resets (:mod:`pycil_wsc.studies.options`), and the triggers that end the warm-up. Reading them needs no torch.
+and resets (:mod:`pycil_wsc.studies.rival_keys`), and the triggers that end the warm-up. Reading them needs no torch.
 """
 
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from functools import partial
 from pycil_wsc import keys
 from pycil_wsc.consolidation.options import EpochOptions
 from pycil_wsc.keys import again
-from pycil_wsc.studies.options import RivalOptions
+from pycil_wsc.studies.rival_keys import RivalKeys
 
 key = partial(keys.key, decides="later tasks")  # a consolidated first task (`first_task`) is not shared between runs
 
 
 @dataclass(frozen=True)
-class WSCKeys(RivalOptions, EpochOptions):
+class WSCKeys(RivalKeys, EpochOptions):
     """Options of Weight Space Consolidation on a learner, with the scores and resets that need data or the network."""
 
     importance: str = again(

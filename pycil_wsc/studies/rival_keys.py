@@ -9,7 +9,7 @@ key = partial(keys.key, decides="later tasks")
 
 
 @dataclass(frozen=True)
-class RivalOptions:
+class RivalKeys:
     """Options of the baseline importance scores and resets. The text of each names the one that reads it."""
 
     importance_samples: int | None = key(
