@@ -25,10 +25,10 @@ from pycil_wsc.classifier.labels import (
     plain_labels,
 )
 from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.pixel_rows import Samples
 from pycil_wsc.classifier.predict.answers import UNKNOWN
 from pycil_wsc.classifier.predict.arguments import folder_of, from_python, refusing
 from pycil_wsc.classifier.predict.expected import Expected
-from pycil_wsc.classifier.pixel_rows import Samples
 from pycil_wsc.errors import UserError
 
 NOTE = "ContinualClassifier"  # in the notes of its learner
