@@ -127,7 +127,7 @@ def our_configuration(file: dict, folder: Path, sizes: dict[str, int], **keys) -
 def made_by_timm(weights, sizes):
     """In place of ``timm.create_model`` in PILOT's code: its own or timm's transformer, with our ``weights``."""
 
-    own = {key: sizes[key] for key in ("patch_size", "embed_dim", "depth", "num_heads")}
+    own: dict[str, Any] = {key: sizes[key] for key in ("patch_size", "embed_dim", "depth", "num_heads")}
 
     def create_model(name, pretrained=False, drop_block_rate=None, **options):
         kind = re.search(LATER, name)
