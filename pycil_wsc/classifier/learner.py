@@ -77,7 +77,7 @@ class Learner:
 
     Classes are identified by name. The head grows for new classes. New images may also belong to known classes, whose
     exemplars are then chosen again. Between two tasks the learner keeps the exemplars and the held-out images (as names
-    of image files, or as pixels), and a hash of each learned image.
+    of image files, or as pixels), and two hashes of each learned image: of its content, and of what it shows.
 
     Args:
         name: the method, as ``model_name`` in JSON: ``"wsc"``, ``"replay"``, ...
@@ -397,10 +397,11 @@ class Learner:
 
         - duplicates: images with the same content as another one of the source, as one that the learner keeps, or as
           one that it has learned, if its method learns each image once, as RanPAC does;
-        - images that were learned with another class, which :meth:`learn` would replace;
-        - near-duplicates by a perceptual hash, such as images that were saved again, also among the test images;
+        - images that were learned or are held out with another class, which :meth:`learn` would replace;
+        - near-duplicates by a perceptual hash, such as images that were saved again, of the source, of what the learner
+          has learned, and of the test images;
         - classes whose names differ only by case or spaces, and images that may be mislabelled, as they look like
-          another class;
+          another class of the source, or a known one if images are held out;
         - shift: a two-sample test in feature space compares the images of known classes with held-out images
           (``held_out=20``) of the same classes (:mod:`pycil_wsc.classifier.check.shift`).
 

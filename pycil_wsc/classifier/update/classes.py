@@ -303,10 +303,12 @@ def _regrouped(
     labels = numbers[bookkeeping.held_out.targets]
     kept = labels >= 0
     aside = Split(bookkeeping.held_out.images[kept], labels[kept])
+    gone = digests_of(rows_of(bookkeeping.held_out, ~kept), present.hashes)
     bookkeeping = replace(
         bookkeeping,
         held_out=aside,
         entries=_entries_after(bookkeeping.entries, changes),
+        perceptual=bookkeeping.perceptual.without(gone),
         features=bookkeeping.features.regrouped(numbers),
     )
     lines = [{**line, "num_seen": number} for line, number in zip(present.state["history"], seen, strict=True)]
@@ -339,7 +341,7 @@ def _with_names(
 
     ``forgets``: an image that has no class any more is as one that was never learned.
     """
-    learned, images = bookkeeping.learned, bookkeeping.images
+    learned, images, perceptual = bookkeeping.learned, bookkeeping.images, bookkeeping.perceptual
     for name, now in changes.items():
         mixed = _mixed(images, name)
         of_class = np.isin(mixed, learned)
@@ -348,13 +350,15 @@ def _with_names(
         learned = np.setdiff1d(learned, np.concatenate([mixed[of_class], unclear]))
         if now is not None:
             learned = np.union1d(learned, _mixed(images[of_class], now))
-        elif forgets:
-            others = [other for other in known if other != name]
-            left = images[of_class]
-            for other in others:
+            continue
+        left = images[of_class]
+        for other in known:
+            if other != name:
                 left = left[~np.isin(_mixed(left, other), learned)]
+        perceptual = perceptual.without(left)
+        if forgets:
             learned, images = np.setdiff1d(learned, left), np.setdiff1d(images, left)
-    return replace(bookkeeping, learned=learned, images=images)
+    return replace(bookkeeping, learned=learned, images=images, perceptual=perceptual)
 
 
 def _with_class(bookkeeping: Bookkeeping, digests: np.ndarray, name: str, known: Sequence[str]) -> Bookkeeping:
