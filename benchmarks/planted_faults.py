@@ -4,10 +4,10 @@
         --weights data/models/efficientnet_lite0.safetensors \\
         --out results/benchmarks/planted_faults/planted-faults-cpu.json
 
-``--data``: ``train/<class>/*.JPEG``; ``--weights``: EfficientNet-Lite0, under timm's names. A draw takes ten classes: at
-random ("random"), or a random one and the nine whose mean features are nearest by cosine ("alike"). 40 photographs of
-each are checked, of which 20 have the name of another of these classes, and 20 others are copies, which were saved again
-with JPEG's quality 50 or resized to 48 or 128 pixels.
+``--data``: ``train/<class>/*.JPEG``; ``--weights``: EfficientNet-Lite0, under timm's names. A draw takes ten classes:
+at random ("random"), or a random one and the nine whose mean features are nearest by cosine ("alike"). 40 photographs
+of each are checked, of which 20 have the name of another of these classes, and 20 others are copies, which were saved
+again with JPEG's quality 50 or resized to 48 or 128 pixels.
 
 - "new": the learner knows two other classes, and the copies are those of photographs that are checked;
 - "known": it has learned 60 other photographs of each class, a fifth of them held out, of which the copies are.

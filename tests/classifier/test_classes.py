@@ -338,7 +338,16 @@ def bad():
         "remove: no-such-folder": lambda k, d: k.remove("one", "folder:no-such-folder"),
         "rename: 'two' is a learned class, too": lambda k, d: k.rename("one", "two"),
         "rename: 7 is not a learned class": lambda k, d: k.rename(7, "seven"),
-        "rename: '' is not the name of a class": lambda k, d: k.rename("one", ""),
+        "rename: '' is blank; give the class a name": lambda k, d: k.rename("one", ""),
+        "rename: ' ' is blank": lambda k, d: k.rename("one", " "),
+        "rename: 5 is not the name of a class": lambda k, d: k.rename("one", 5),
+        r"rename: 'u\\nno' has a control character; leave it out": lambda k, d: k.rename("one", "u\nno"),
+        "rename: 'one' is called so already": lambda k, d: k.rename("one", "one"),
+        "merge: ' ' is blank": lambda k, d: k.merge(["zero", "one"], into=" "),
+        r"merge: 'a\\tb' has a control character": lambda k, d: k.merge(["zero", "one"], into="a\tb"),
+        "relabel: ' ' is not a learned class": lambda k, d: k.relabel(d[1], " "),
+        "labels: class name ' ' is blank; give the class a name": lambda k, d: k.learn(task((d[3], " "))),
+        r"labels: class name 'a\\nb' has a control character": lambda k, d: k.learn(task((d[3], "a\nb"))),
         "merge: 'one' is not a list of classes": lambda k, d: k.merge("one", into="two"),
         r"merge: \['one'\] is not a list of two classes": lambda k, d: k.merge(["one"], into="one"),
         "merge: 'two' is another learned class": lambda k, d: k.merge(["zero", "one"], into="two"),
@@ -360,6 +369,18 @@ def test_bad_input_is_one_line_and_changes_nothing(message, of_three, digits):
     with pytest.raises(UserError, match=message) as error:
         bad()[message](of_three, digits)
     assert "\n" not in str(error.value) and of_three._saved is before
+
+
+def test_a_name_that_differs_from_another_by_case_or_spaces_is_told(digits, capsys):
+    learner = taught("ncm", task((digits[0], "zero"), (digits[1], "one")), quiet=False)
+    assert "are two classes" not in capsys.readouterr().out
+    learner.learn(task((digits[2], "Zero ")))
+    line = "'Zero ' and 'zero' are two classes; if they are one, merge(['Zero ', 'zero'], into='zero')"
+    assert line in capsys.readouterr().out
+    learner.rename("one", "ZERO")
+    assert "'one' is called 'ZERO' now; 'ZERO' and 'zero' are two classes; if" in capsys.readouterr().out
+    learner.merge(["ZERO", "zero", "Zero "], into="zero")
+    assert "are two classes" not in capsys.readouterr().out
 
 
 def test_the_only_class_and_what_ds_al_has_learned_cannot_be_removed(digits):

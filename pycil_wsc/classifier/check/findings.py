@@ -19,6 +19,7 @@ from pycil_wsc.classifier.predict.images import Key
 from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
 from pycil_wsc.classifier.store.perceptual import NONE, perceptual_hash
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
+from pycil_wsc.classifier.update.class_names import similar_names
 from pycil_wsc.classifier.update.corrections import corrections_in
 from pycil_wsc.classifier.update.known_images import contradictions, first_alike, learns_once
 from pycil_wsc.config.options import Config
@@ -158,7 +159,7 @@ def findings_in(
         expected,
         near,
         _in_test(part.test, keys, looked),
-        _similar_names(part.info.classes, present.held.info.classes if present else ()),
+        similar_names(part.info.classes, present.held.info.classes if present else ()),
         _doubtful(part, keys, once, present, answers, config.seed),
         0 if split.in_memory else sum(map(is_turned, names_in(split.images[readable]))),
         _contradictory(part, looked, keys),
@@ -283,18 +284,6 @@ def _in_test(test: Split, keys: Sequence[Key], looked: Looked) -> list[tuple[Key
         by_hash[of_test.hashes[row].tobytes()] = test_keys[row]
     twins |= {keys[row]: other for row, other in looked.found_in(by_hash)}
     return list(twins.items())
-
-
-def _similar_names(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
-    """Classes of which another one, among these or the learned ones, differs by case or spaces only."""
-    pairs = []
-    earlier: dict[str, str] = {}
-    for name in [*known, *(name for name in names if name not in known)]:
-        plain = "".join(letter for letter in name.casefold() if not letter.isspace() and letter not in "_-")
-        other = earlier.setdefault(plain, name)
-        if other != name and (name in names or other in names):
-            pairs.append((name, other))
-    return pairs
 
 
 def _doubtful(

@@ -27,12 +27,14 @@ from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, ClassChange, Ent
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
 from pycil_wsc.classifier.store.hashes import digests_of, hashes_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
+from pycil_wsc.classifier.update.class_names import told_similar
 from pycil_wsc.classifier.update.class_rows import Regrouping, regrouped_state
 from pycil_wsc.classifier.update.corrections import Corrections, corrections_in, without_exemplars, without_former
 from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import Say, learns_once, takes_out
 from pycil_wsc.classifier.update.prepare import part_of
 from pycil_wsc.config.options import Config
+from pycil_wsc.data.images.npz import problem_of_name
 from pycil_wsc.data.images.sources import Source
 from pycil_wsc.data.memory.memory import regrouped
 from pycil_wsc.data.tasks.stream import marked
@@ -55,6 +57,8 @@ def renamed(config: Config, present: SavedLearner, name: str, to: str) -> Change
     """Call the class ``name`` ``to``, a name that no class has."""
     label = _label("rename", present, name)
     to = _new_name("rename", to)
+    if to == present.held.info.classes[label]:
+        raise UserError(f"rename: '{to}' is called so already")
     if to in present.held.info.classes:
         raise UserError(f"rename: '{to}' is a learned class, too; merge(['{name}', '{to}'], into='{to}') joins them")
     names = list(present.held.info.classes)
@@ -62,7 +66,7 @@ def renamed(config: Config, present: SavedLearner, name: str, to: str) -> Change
     each_alone = [[number] for number in range(len(names))]
     learner = _regrouped(config, present, each_alone, names, {names[label]: to, name: to})
     change = ClassChange(did="renamed", classes=[name], to=to)
-    return _noted(config, learner, change, f"'{name}' is called '{to}' now")
+    return _noted(config, learner, change, f"'{name}' is called '{to}' now{_beside_similar(to, names)}")
 
 
 def merged(config: Config, present: SavedLearner, classes: Sequence[str], into: str) -> Changed:
@@ -87,7 +91,7 @@ def merged(config: Config, present: SavedLearner, classes: Sequence[str], into: 
             present = _with_state(present, learner.state_dict())
     learner = _regrouped(config, present, groups, names, {known[label]: into for label in labels})
     before = [known[label] for label in labels]
-    line = f"{', '.join(map(repr, before))} are '{into}' now"
+    line = f"{', '.join(map(repr, before))} are '{into}' now{_beside_similar(into, names)}"
     if not _is_computed(config):
         line += "; the network tells them apart until it is trained again"
     return _noted(config, learner, ClassChange(did="merged", classes=before, to=into), line)
@@ -160,9 +164,17 @@ def _label(what: str, present: SavedLearner, name: object) -> int:
 
 
 def _new_name(what: str, name: object) -> str:
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
         raise UserError(f"{what}: {name!r} is not the name of a class; give a string")
+    if problem := problem_of_name(name):
+        raise UserError(f"{what}: {problem}")
     return normal(name)
+
+
+def _beside_similar(name: str, names: Sequence[str]) -> str:
+    """The end of a line, if another one of these classes has nearly this name; "" otherwise."""
+    line = told_similar([name], [other for other in names if other != name])
+    return f"; {line}" if line else ""
 
 
 def _split_of(what: str, config: Config, images: object, name: str, say: Say) -> Split:
