@@ -76,8 +76,8 @@ class Familiarity(nn.Module):
         missing = np.setdiff1d(features.labels, labels)
         if len(missing):
             raise UserError(
-                f"unknown: no features are kept of {len(missing)} of the classes, which an earlier version learned; "
-                "start a new learner, and keep exemplars if its network grows, as features then change their width"
+                f"unknown: no features are kept of learned images of {len(missing)} of the classes, as an earlier "
+                "version saved the learner; let it learn once more"
             )
         values = features.values[torch.from_numpy(~held_out)].float()
         names, places = np.unique(labels, return_inverse=True)
