@@ -451,8 +451,12 @@ class Learner:
 
         A method that computes its classifier is then as if it had never learned the class. ``ncm`` and ``fecam`` have
         sums for each class. ``slda``, ``ranpac`` and ``acil`` have sums over all images, and need all learned
-        ``images`` of the class to take them out. Other methods lose the exemplars, the held-out images and the rows of
-        the head; the other weights stay as they were trained.
+        ``images`` of the class to take them out. Three things stay as they were: the first task's mean and deviation,
+        by which arrays are normalised (files are by ImageNet's); which images of other classes are held out; and a
+        backbone, or modules in it, that the first task trained (``adapt``, ``tuning``).
+
+        Other methods lose the exemplars, the held-out images and the rows of the head. The other weights stay as they
+        were trained: what the network has learned from the images stays until it is trained again.
 
         Args:
             name: the class.
