@@ -19,7 +19,9 @@ from pycil_wsc.classifier.check import near_duplicates, shift
 from pycil_wsc.classifier.check.doubtful_labels import doubtful
 from pycil_wsc.classifier.check.shift import compared
 from pycil_wsc.classifier.store.perceptual import NONE, perceptual_hash
+from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.errors import UserError
+from pycil_wsc.state import load_state, save_state
 
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
@@ -298,6 +300,23 @@ def test_near_duplicates_of_images_that_are_learned_and_not_kept_are_found_until
     learner.remove("cat")
     assert sorted(dict(learner.check(again).near_duplicates)) == list(range(10, 20))
     assert len(learner._saved.bookkeeping.perceptual.digests) == 10
+
+
+def test_a_learner_of_an_earlier_version_which_noted_no_perceptual_hashes_checks_the_rest(tmp_path):
+    images, labels = np.stack([np.asarray(picture(seed, side=32)) for seed in range(20)]), np.repeat(["cat", "dog"], 10)
+    learned((images, labels), name="ncm", adapt=False).save(tmp_path)
+    content = load_state(tmp_path / FILE)
+    del content["ledger"]["perceptual"]
+    save_state(tmp_path / FILE, content)
+    learner = Learner.load(tmp_path, quiet=True)
+    again = np.stack(
+        [saved_again(picture(seed, side=32)) for seed in (0, 15)] + [images[3], saved_again(picture(0, 32))]
+    )
+    found = learner.check((again, ["cat", "dog", "cat", "cat"]))
+    assert found.near_duplicates == [] and dict(found.duplicates) == {2: "a learned image of 'cat'", 3: 0}
+    learner.learn((np.stack([np.asarray(picture(seed, side=32)) for seed in range(20, 24)]), ["cat", "dog"] * 2))
+    found = learner.check((np.stack([saved_again(picture(20, 32))]), ["cat"]))
+    assert found.near_duplicates == [(0, "a learned image of 'cat'")]
 
 
 def test_an_image_that_is_held_out_under_another_class_is_told_so(learner):
