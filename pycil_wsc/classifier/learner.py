@@ -77,7 +77,7 @@ class Learner:
 
     Classes are identified by name. The head grows for new classes. New images may also belong to known classes, whose
     exemplars are then chosen again. Between two tasks the learner keeps the exemplars and the held-out images (as names
-    of image files, or as pixels), and a hash of each learned image.
+    of image files, or as pixels), and two hashes of each learned image: of its content, and of what it shows.
 
     Args:
         name: the method, as ``model_name`` in JSON: ``"wsc"``, ``"replay"``, ...
@@ -396,10 +396,11 @@ class Learner:
 
         - duplicates: images with the same content as another one of the source, as one that the learner keeps, or as
           one that it has learned, if its method learns each image once, as RanPAC does;
-        - images that were learned with another class, which :meth:`learn` would replace;
-        - near-duplicates by a perceptual hash, such as images that were saved again, also among the test images;
+        - images that were learned or are held out with another class, which :meth:`learn` would replace;
+        - near-duplicates by a perceptual hash, such as images that were saved again, of the source, of what the learner
+          has learned, and of the test images;
         - classes whose names differ only by case or spaces, and images that may be mislabelled, as they look like
-          another class;
+          another class of the source, or a known one if images are held out;
         - shift: a two-sample test in feature space compares the images of known classes with held-out images
           (``held_out=20``) of the same classes (:mod:`pycil_wsc.classifier.check.shift`).
 
@@ -449,8 +450,12 @@ class Learner:
 
         A method that computes its classifier is then as if it had never learned the class. ``ncm`` and ``fecam`` have
         sums for each class. ``slda``, ``ranpac`` and ``acil`` have sums over all images, and need all learned
-        ``images`` of the class to take them out. Other methods lose the exemplars, the held-out images and the rows of
-        the head; the other weights stay as they were trained.
+        ``images`` of the class to take them out. Three things stay as they were: the first task's mean and deviation,
+        by which arrays are normalised (files are by ImageNet's); which images of other classes are held out; and a
+        backbone, or modules in it, that the first task trained (``adapt``, ``tuning``).
+
+        Other methods lose the exemplars, the held-out images and the rows of the head. The other weights stay as they
+        were trained: what the network has learned from the images stays until it is trained again.
 
         Args:
             name: the class.

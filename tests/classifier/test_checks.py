@@ -1,5 +1,6 @@
 """`learner.check`: what is found in images before they are learned, and how often the test of shift errs."""
 
+import io
 import os
 import shutil
 from dataclasses import replace
@@ -9,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_images
 from support.months import NAMES, TEMPLATES, photos
 from support.small_learners import FILES, QUICK, learned
 
@@ -16,7 +18,10 @@ from pycil_wsc import Learner
 from pycil_wsc.classifier.check import near_duplicates, shift
 from pycil_wsc.classifier.check.doubtful_labels import doubtful
 from pycil_wsc.classifier.check.shift import compared
+from pycil_wsc.classifier.store.perceptual import NONE, perceptual_hash
+from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.errors import UserError
+from pycil_wsc.state import load_state, save_state
 
 pytestmark = pytest.mark.usefixtures("uncounted", "undrawn")
 
@@ -78,8 +83,9 @@ def test_unreadable_files_duplicates_and_near_empty_classes_are_found(tmp_path):
     assert path == str(february / "cat/broken.png") and "not a readable image" in why
     twins = dict(report.duplicates)
     assert twins[str(february / "cat/again.png")] == "an exemplar of 'cat'"
-    assert twins[str(february / "bee/known.png")].startswith("a held-out image of ")
-    assert twins[str(february / "bee/twice.png")] == str(february / "bee/0.png") and len(twins) == 3
+    assert twins[str(february / "bee/twice.png")] == str(february / "bee/0.png") and len(twins) == 2
+    ((image, former),) = report.relabelled
+    assert image == str(february / "bee/known.png") and former in ("ant", "cat")
     assert not report.fine and len(str(report).splitlines()) == 8 + len(report.near_duplicates)
     assert learner.check(f"folder:{february}", fewest=6).near_empty == {"cat": 5, "empty": 0}
     with pytest.raises(UserError, match="nowhere"):
@@ -223,10 +229,102 @@ def definition_of_phash(image):
 
 def test_the_perceptual_hash_is_that_of_its_definition():
     for seed in range(5):
-        bits = np.unpackbits(near_duplicates.perceptual_hash(picture(seed)).reshape(1).view(np.uint8))
-        assert int("".join(map(str, bits)), 2) == definition_of_phash(picture(seed))
-    assert near_duplicates.perceptual_hash(Image.new("RGB", (64, 64), "red")) is None, "all of one colour are alike"
-    assert near_duplicates.perceptual_hash(picture(0, side=8)) is None
+        assert as_number(perceptual_hash(picture(seed))) == definition_of_phash(picture(seed))
+    assert perceptual_hash(Image.new("RGB", (64, 64), "red")) == NONE, "all of one colour are alike"
+    assert perceptual_hash(picture(0, side=8)) == NONE
+
+
+def as_number(picture_hash):
+    bits = np.unpackbits(picture_hash.reshape(1).view(np.uint8))
+    return int("".join(map(str, bits)), 2)
+
+
+def test_the_perceptual_hash_is_that_of_the_package_imagehash():
+    imagehash = pytest.importorskip("imagehash")
+    photographs = map(Image.fromarray, load_sample_images().images)
+    parts = [photo.crop((x, y, x + 150, y + 120)) for photo in photographs for x in range(0, 450, 50) for y in (0, 250)]
+    for image in parts + [part.resize((64, 64)) for part in parts] + [picture(0, 17), picture(1, 300)]:
+        assert as_number(perceptual_hash(image)) == int(str(imagehash.phash(image)), 16)
+
+
+def all_pairs(hashes, others, earlier=False):
+    """(place, place of the nearest of the others), each compared with each; ``earlier``: others before it alone."""
+    pairs = []
+    for place, one in enumerate(hashes.tolist()):
+        distances = [bin(one ^ other).count("1") for other in others.tolist()[: place if earlier else None]]
+        if distances and min(distances) <= near_duplicates.NEAR:
+            pairs.append((place, distances.index(min(distances))))
+    return pairs
+
+
+def test_near_hashes_are_those_that_a_comparison_of_each_with_each_finds():
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 2**63, 300, dtype=np.uint64)
+    for row in range(100, 300):  # up to eight bits away from an earlier one, some of which are near each other
+        flipped = rng.permutation(64)[: rng.integers(9)].tolist()
+        hashes[row] = hashes[row % 40] ^ np.uint64(sum(1 << bit for bit in flipped))
+    assert near_duplicates.repeated(hashes) == all_pairs(hashes, hashes, earlier=True)
+    assert near_duplicates.near_pairs(hashes[150:], hashes[:150]) == all_pairs(hashes[150:], hashes[:150])
+    assert not near_duplicates.near_pairs(hashes, hashes[:0]) and not near_duplicates.repeated(hashes[:0])
+
+
+def test_of_very_many_images_the_near_ones_are_found():
+    rng = np.random.default_rng(1)
+    hashes = rng.integers(0, 2**63, 30_000, dtype=np.uint64)
+    hashes[29_999] = hashes[7] ^ np.uint64(0b1000_0001)
+    assert near_duplicates.repeated(hashes) == [(29_999, 7)]
+    assert near_duplicates.near_pairs(hashes[29_000:], hashes[:29_000]) == [(999, 7)]
+
+
+def saved_again(image):
+    """An array of an image that was saved as JPEG."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=60)
+    return np.asarray(Image.open(file))
+
+
+def test_near_duplicates_of_images_that_are_learned_and_not_kept_are_found_until_their_class_is_removed(tmp_path):
+    pictures = [picture(seed, side=32) for seed in range(20)]
+    images, labels = np.stack([np.asarray(each) for each in pictures]), np.repeat(["cat", "dog"], 10)
+    learner = learned((images, labels), name="ncm", adapt=False, held_out=2)
+    learner.save(tmp_path / "shelf")
+    learner = Learner.load(tmp_path / "shelf", quiet=True)
+    again = np.stack([saved_again(each) for each in pictures]), labels
+    held_out = {image.tobytes() for image in learner._saved.bookkeeping.held_out.images}
+    found = dict(learner.check(again).near_duplicates)
+    expected = {
+        row: f"{'a held-out' if image.tobytes() in held_out else 'a learned'} image of '{label}'"
+        for row, (image, label) in enumerate(zip(images, labels))
+    }
+    assert found == expected
+    learner.remove("cat")
+    assert sorted(dict(learner.check(again).near_duplicates)) == list(range(10, 20))
+    assert len(learner._saved.bookkeeping.perceptual.digests) == 10
+
+
+def test_a_learner_of_an_earlier_version_which_noted_no_perceptual_hashes_checks_the_rest(tmp_path):
+    images, labels = np.stack([np.asarray(picture(seed, side=32)) for seed in range(20)]), np.repeat(["cat", "dog"], 10)
+    learned((images, labels), name="ncm", adapt=False).save(tmp_path)
+    content = load_state(tmp_path / FILE)
+    del content["ledger"]["perceptual"]
+    save_state(tmp_path / FILE, content)
+    learner = Learner.load(tmp_path, quiet=True)
+    again = np.stack(
+        [saved_again(picture(seed, side=32)) for seed in (0, 15)] + [images[3], saved_again(picture(0, 32))]
+    )
+    found = learner.check((again, ["cat", "dog", "cat", "cat"]))
+    assert found.near_duplicates == [] and dict(found.duplicates) == {2: "a learned image of 'cat'", 3: 0}
+    learner.learn((np.stack([np.asarray(picture(seed, side=32)) for seed in range(20, 24)]), ["cat", "dog"] * 2))
+    found = learner.check((np.stack([saved_again(picture(20, 32))]), ["cat"]))
+    assert found.near_duplicates == [(0, "a learned image of 'cat'")]
+
+
+def test_an_image_that_is_held_out_under_another_class_is_told_so(learner):
+    aside = learner._saved.bookkeeping.held_out
+    rows = np.flatnonzero(aside.targets == learner.classes.index("cat"))[:2]
+    found = learner.check((aside.images[rows], ["ant"] * 2))
+    assert found.relabelled == [(0, "cat"), (1, "cat")] and not found.duplicates
+    assert "another class: 0 was 'cat' before" in str(found)
 
 
 def test_images_that_were_saved_again_or_resized_are_found_also_in_the_test_and_others_are_not(tmp_path):
@@ -268,6 +366,16 @@ def test_planted_label_errors_are_doubted_first_and_few_others():
     assert np.array_equal(likelier, labels[rows])
     assert not len(doubtful(features, labels)[0])
     assert not len(doubtful(features[:4], labels[:4])[0]), "too few of a class"
+
+
+def test_few_label_errors_of_known_classes_are_found_beside_the_kept_features():
+    learner = learned(noisy(60, 0, NAMES[:4]), name="ncm", adapt=False, held_out=5, convnet_options={"width": 16})
+    wrong, _ = noisy(4, 1, NAMES[:1])
+    assert [image for image, *_ in learner.check((wrong, [NAMES[1]] * 4)).doubtful] == [0, 1, 2, 3]
+    wrong, _ = noisy(10, 2, NAMES[2:3])
+    doubted = learner.check((wrong, [NAMES[3]] * 10)).doubtful
+    assert sorted(doubted) == [(number, NAMES[3], NAMES[2]) for number in range(10)]
+    assert not learner.check(noisy(10, 3, NAMES[:4])).doubtful
 
 
 def test_check_counts_the_files_that_exif_data_turn_and_finds_nothing_wrong_with_them(tmp_path):

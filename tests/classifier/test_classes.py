@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,8 +72,9 @@ def assert_alike(learner, reference, digits):
     logits = learner.logits(files).double().numpy()[:, [learner.classes.index(name) for name in names]]
     expected = reference.logits(files).double().numpy()
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
-    for part in ("learned", "images"):
-        assert np.array_equal(*(getattr(each._saved.bookkeeping, part) for each in (learner, reference))), part
+    ours, theirs = (each._saved.bookkeeping for each in (learner, reference))
+    assert np.array_equal(ours.learned, theirs.learned) and np.array_equal(ours.images, theirs.images)
+    assert np.array_equal(ours.perceptual.digests, theirs.perceptual.digests)
 
 
 # ---- methods that compute their classifier ---------------------------------------------------------------------------
@@ -89,6 +91,45 @@ def test_a_removed_class_is_as_if_it_had_never_been_learned(name, digits):
         again = task((d[1], "one"), (d[3], "three"))
         learner.learn(again)
         assert_alike(learner, taught(name, task((d[0], "zero")), task((d[2], "two")), again), digits)
+
+
+def as_arrays(*groups):
+    """The pixels of :func:`task`."""
+    files, names = task(*groups)
+    return np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files]), names
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_of_arrays_a_class_of_a_later_task_is_as_if_it_had_never_been_learned(name, digits):
+    d = digits
+    first, only = as_arrays((d[0], "zero"), (d[3], "three")), as_arrays((d[2], "two"))
+    learner = taught(name, first, as_arrays((d[1], "one"), (d[2], "two")))
+    learner.remove("one", None if name in ("ncm", "fecam") else as_arrays((d[1], "one")))
+    assert_alike(learner, taught(name, first, only), digits)
+
+
+def test_arrays_stay_normalised_by_the_first_task_when_a_class_of_it_is_removed(digits):
+    """What then differs from a learner that never had the class, and all that differs."""
+    d = digits
+    both, later = as_arrays((d[0], "zero"), (d[1], "one")), as_arrays((d[2], "two"))
+    learner = taught("slda", both, later)
+    info = learner._held.info
+    learner.remove("one", as_arrays((d[1], "one")))
+    never = taught("slda", as_arrays((d[0], "zero")), later)
+    assert (learner._held.info.mean, learner._held.info.std) == (info.mean, info.std)
+    assert learner._held.info.mean != never._held.info.mean
+    assert torch.equal(
+        learner._state["learner"]["network.head.sums.counts"], never._state["learner"]["network.head.sums.counts"]
+    )
+
+
+def test_held_out_images_of_other_classes_stay_when_a_class_is_removed(digits):
+    d = digits
+    learner = taught("ncm", task((d[1], "one"), (d[2], "two"), (d[3], "three")), held_out=1)
+    aside = learner._saved.bookkeeping.held_out
+    images = aside.images[aside.targets != learner.classes.index("one")].tolist()
+    learner.remove("one")
+    assert learner._saved.bookkeeping.held_out.images.tolist() == images
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -245,20 +286,34 @@ def test_a_change_is_a_version_that_rollback_undoes(months, tmp_path):
     assert "changes" not in learner.history[-1]
 
 
-@pytest.mark.parametrize("change", [lambda learner: learner.remove("ant"), lambda learner: learner.rename("ant", "b")])
-def test_killed_at_any_moment_the_folder_has_the_learner_before_or_after_the_change(change, months, tmp_path):
-    learner = learned(months[0], name="replay", **QUICK)
+CHANGES = {
+    "rename": lambda learner, cats: learner.rename("ant", "formica"),
+    "merge": lambda learner, cats: learner.merge(["ant", "bee"], into="insect"),
+    "remove": lambda learner, cats: learner.remove("ant"),
+    "relabel": lambda learner, cats: learner.relabel(cats, "ant"),
+}
+
+
+@pytest.mark.parametrize("name", ["replay", "ncm"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_killed_at_any_moment_the_folder_has_the_learner_before_or_after_the_change(name, change, months, tmp_path):
+    own = {"adapt": False} if name == "ncm" else {}
+    learner = learned(months[0], name=name, **QUICK, **own)
+    images, names = arrays(months[0])
+    before = copy.copy(learner)
+    before.save(tmp_path / "before")
+    after = copy.copy(before)
+    CHANGES[change](after, images[names == "cat"])
     for moment in itertools.count():
-        folder = tmp_path / str(moment)
-        before = copy.copy(learner)
-        before.save(folder)
-        after = copy.copy(before)
-        change(after)
-        survived = dies_at(moment, lambda: after.save(folder))
-        assert_same(Learner.load(folder, quiet=True), after if Learner.load(folder).version == 2 else before)
+        folder = shutil.copytree(tmp_path / "before", tmp_path / str(moment))
+        saved = copy.copy(after)
+        survived = dies_at(moment, lambda saved=saved, folder=folder: saved.save(folder))
+        found = Learner.load(folder, quiet=True)
+        assert_same(found, after if found.version == 2 else before)
+        assert found.history[-1].get("changes") == (after if found.version == 2 else before).history[-1].get("changes")
         if survived:
             break
-    assert moment > 3
+    assert moment > 3 and found.version == 2
 
 
 def test_a_script_with_a_folder_finds_its_work_only_after_the_same_changes(months, tmp_path):
@@ -275,43 +330,61 @@ def test_a_script_with_a_folder_finds_its_work_only_after_the_same_changes(month
         script()
 
 
-CLIENTS = 4
-
-
-@pytest.mark.slow
-def test_clients_get_answers_of_the_version_that_they_name_during_changes_and_rollbacks(months, tmp_path):
-    images, _ = arrays(months[0])
-    learner = learned(months[0], name="ncm", adapt=False, **QUICK)
-    learner.save(tmp_path / "shelf", versions=50)
-    served = Learner.load(tmp_path / "shelf", quiet=True)
+@pytest.mark.parametrize("number", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_clients_get_answers_of_the_version_that_they_name_during_changes_and_rollbacks(number, months, tmp_path):
+    """Some ask a learner that reloads its folder, the others the one that changes."""
+    images, names = arrays(months[0])
+    learner = learned(months[0], name="ncm", adapt=False, held_out=2, **QUICK)
+    shelf = tmp_path / "shelf"
+    learner.save(shelf, versions=50)
+    served = Learner.load(shelf, quiet=True)
     expected, done = {}, threading.Event()
 
-    def note():
-        expected[learner.version] = (learner.classes, learner.predict_proba(images[:2]))
+    def noted():
+        expected[learner.version] = (
+            learner.classes,
+            learner.predict_proba(images[:2]),
+            learner.familiarity(images[:2]),
+        )
 
-    def ask():
+    def ask(client):
         asked = []
-        while not done.is_set():
-            served.reload()
-            answers = served.answers
-            asked.append((answers.version, answers.classes, answers.predict_proba(images[:2])))
+        while not done.is_set() or not asked:
+            if client % 2:
+                served.reload()
+            answers = (served if client % 2 else learner).answers
+            if answers.version is not None:  # not yet saved
+                answered = answers.predict_proba(images[:2]), answers.familiarity(images[:2])
+                asked.append((answers.version, answers.classes, *answered))
+            done.wait(0.01)
         return asked
 
-    note()
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        clients = [pool.submit(ask) for _ in range(CLIENTS)]
-        for number in range(3):
-            learner.rename("ant", f"ant {number}") if number == 0 else learner.remove(learner.classes[0])
-            learner.save(tmp_path / "shelf", versions=50)
-            note()
-            learner.rollback() if number < 2 else learner.learn(months[1])
-        learner.save(tmp_path / "shelf", versions=50)
-        note()
-        done.set()
+    changes = [
+        lambda: learner.learn(months[1]),
+        lambda: learner.rename("ant", "formica"),
+        lambda: learner.relabel(images[names == "cat"][:4], "formica"),
+        lambda: learner.merge(["formica", "cat"], into="animal"),
+        lambda: learner.remove("bee"),
+    ]
+    noted()
+    with ThreadPoolExecutor(number) as pool:
+        clients = [pool.submit(ask, client) for client in range(number)]
+        try:
+            for change in changes:
+                change()
+                learner.save(shelf, versions=50)
+                noted()
+            for _ in range(2):
+                learner.rollback()
+                noted()
+        finally:
+            done.set()
         answers = [answer for client in clients for answer in client.result()]
-    assert len(answers) >= CLIENTS
-    for version, classes, probabilities in answers:
-        assert classes == expected[version][0] and np.allclose(probabilities, expected[version][1], atol=1e-9)
+    assert len(answers) >= number and len(expected) == len(changes) + 1
+    for version, classes, probabilities, familiarity in answers:
+        wanted = expected[version]
+        assert classes == wanted[0] and np.allclose(probabilities, wanted[1], atol=1e-9)
+        assert np.array_equal(familiarity, wanted[2])
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -327,7 +400,16 @@ def bad():
         "remove: no-such-folder": lambda k, d: k.remove("one", "folder:no-such-folder"),
         "rename: 'two' is a learned class, too": lambda k, d: k.rename("one", "two"),
         "rename: 7 is not a learned class": lambda k, d: k.rename(7, "seven"),
-        "rename: '' is not the name of a class": lambda k, d: k.rename("one", ""),
+        "rename: '' is blank; give the class a name": lambda k, d: k.rename("one", ""),
+        "rename: ' ' is blank": lambda k, d: k.rename("one", " "),
+        "rename: 5 is not the name of a class": lambda k, d: k.rename("one", 5),
+        r"rename: 'u\\nno' has a control character; leave it out": lambda k, d: k.rename("one", "u\nno"),
+        "rename: 'one' is called so already": lambda k, d: k.rename("one", "one"),
+        "merge: ' ' is blank": lambda k, d: k.merge(["zero", "one"], into=" "),
+        r"merge: 'a\\tb' has a control character": lambda k, d: k.merge(["zero", "one"], into="a\tb"),
+        "relabel: ' ' is not a learned class": lambda k, d: k.relabel(d[1], " "),
+        "labels: class name ' ' is blank; give the class a name": lambda k, d: k.learn(task((d[3], " "))),
+        r"labels: class name 'a\\nb' has a control character": lambda k, d: k.learn(task((d[3], "a\nb"))),
         "merge: 'one' is not a list of classes": lambda k, d: k.merge("one", into="two"),
         r"merge: \['one'\] is not a list of two classes": lambda k, d: k.merge(["one"], into="one"),
         "merge: 'two' is another learned class": lambda k, d: k.merge(["zero", "one"], into="two"),
@@ -349,6 +431,18 @@ def test_bad_input_is_one_line_and_changes_nothing(message, of_three, digits):
     with pytest.raises(UserError, match=message) as error:
         bad()[message](of_three, digits)
     assert "\n" not in str(error.value) and of_three._saved is before
+
+
+def test_a_name_that_differs_from_another_by_case_or_spaces_is_told(digits, capsys):
+    learner = taught("ncm", task((digits[0], "zero"), (digits[1], "one")), quiet=False)
+    assert "are two classes" not in capsys.readouterr().out
+    learner.learn(task((digits[2], "Zero ")))
+    line = "'Zero ' and 'zero' are two classes; if they are one, merge(['Zero ', 'zero'], into='zero')"
+    assert line in capsys.readouterr().out
+    learner.rename("one", "ZERO")
+    assert "'one' is called 'ZERO' now; 'ZERO' and 'zero' are two classes; if" in capsys.readouterr().out
+    learner.merge(["ZERO", "zero", "Zero "], into="zero")
+    assert "are two classes" not in capsys.readouterr().out
 
 
 def test_the_only_class_and_what_ds_al_has_learned_cannot_be_removed(digits):

@@ -198,7 +198,7 @@ def test_check_names_the_images_that_were_learned_with_another_class(name, photo
     learner = learned(task((p[0], "zero"), (p[1], "one")), name=name, **FILES | keys)
     report = learner.check(task((p[1][:4], "zero"), (p[2], "two")))
     assert report.relabelled == [(file, "one") for file in p[1][:4]] and not report.fine
-    assert f"another class: {p[1][0]} was learned as 'one'" in str(report)
+    assert f"another class: {p[1][0]} was 'one' before" in str(report)
     assert not report.duplicates and not learner.check(task((p[2], "two"))).relabelled
 
 

@@ -92,11 +92,9 @@ def test_every_learner_predicts_the_same_when_its_folder_is_loaded(every, tmp_pa
     assert exported.classes == learner.classes
     assert torch.equal(exported.logits(images), learner.logits(images))
     assert np.array_equal(exported.predict_proba(images), learner.predict_proba(images))
-    if learner.config.model_name not in WITHOUT_FAMILIARITY:
-        assert np.array_equal(exported.familiarity(images), learner.familiarity(images))
+    assert np.array_equal(exported.familiarity(images), learner.familiarity(images))
 
 
-WITHOUT_FAMILIARITY = ("ease", "mos")  # their features grow, and without exemplars there are none of old classes
 EXPORTED = set()  # networks that a process of the tests has exported
 
 
@@ -111,8 +109,6 @@ def test_every_learner_predicts_the_same_in_onnxruntime(every, tmp_path, onnxrun
     learner.export(tmp_path / "model.onnx")
     assert_predicts(by_onnxruntime(tmp_path / "model.onnx", onnxruntime), learner, images)
     EXPORTED.add(network)
-    if learner.config.model_name in WITHOUT_FAMILIARITY:
-        return
     familiarity = by_onnxruntime(tmp_path / "model.onnx", onnxruntime, "familiarity")
     batch = torch.stack([learner.transform(image) for image in images])
     one = 1 / (len(learner._saved.bookkeeping.held_out) + 1)

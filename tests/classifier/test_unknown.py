@@ -213,15 +213,6 @@ def test_the_same_script_started_again_refuses_the_same(two_months, images, tmp_
     assert np.array_equal(one.familiarity(images[1]), without.familiarity(images[1]))
 
 
-def test_a_class_that_has_held_out_images_alone_is_told():
-    """As in a network that has grown without exemplars: features of earlier tasks had another width."""
-    values = np.eye(4, dtype=np.float32)
-    held_out = Features.of(values, np.array([0, 1, 2, 3]), np.arange(4), True)
-    newest = Features.of(values[:2], np.array([2, 3]), np.arange(4, 6), False)
-    with pytest.raises(UserError, match="no features are kept of 2 of the classes; start a new learner that keeps"):
-        Familiarity.of(joined([newest, held_out]))
-
-
 class Flat:
     """A frozen backbone, whose features are the pixels."""
 
@@ -246,9 +237,41 @@ def test_what_is_kept_of_a_class_depends_neither_on_the_order_of_its_images_nor_
         trained = features.rows(~features.held_out & (features.labels == 1))
         kept.append(dict(zip(trained.digests.tolist(), trained.values.tolist())))
         assert len(features) <= 3 * PER_CLASS + 3, "bounded"
-        assert features.held_out.sum() == 3, "those of the last task"
+        assert features.held_out.sum() == len(np.unique(labels[order])), "those of the last task"
     smallest = sorted(digests[labels == 1])[:PER_CLASS]
     assert kept[0] == kept[1] == kept[2] == {d: images[digests == d][0].tolist() for d in smallest}
+
+
+@pytest.mark.parametrize("name", ["ease", "mos"])
+def test_where_features_grow_and_no_exemplar_is_kept_half_of_the_held_out_images_stand_for_the_learned(
+    name, two_months
+):
+    pytest.importorskip("timm")
+    source = two_months[1]
+    images, names = arrays(source)
+    learner = learned(two_months[0], ([*images[names == "bee"]], ["bee"] * 50), **QUICK, name=name, held_out=10)
+    features = learner._saved.bookkeeping.features
+    old = features.rows(features.labels < 2)
+    assert old.held_out.sum() == len(old) // 2 == 10, "ten of each class were held out"
+    known = arrays(two_months[0], "test")[0]
+    assert 0 < learner.familiarity(known).min() and len(learner.predict(known, unknown=0.1)) == len(known)
+
+
+def test_a_class_without_learned_images_has_half_of_those_held_out():
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    held_out = Features.of(np.ones((6, 2), np.float32), labels, np.array([3, -1, 2, 5, 6, 7]), True)
+    learned_now = Split(np.ones((1, 2), np.uint8), np.array([1]))
+    choice = chosen(Features(), learned_now, np.array([9]), stays=False)
+    found = features_after(choice, held_out, learned_now, np.array([9]), Flat(), {})
+    assert dict(zip(found.digests.tolist(), found.held_out.tolist())) == {
+        9: False,
+        3: True,
+        -1: False,
+        2: False,
+        5: True,
+        6: True,
+        7: False,
+    }
 
 
 def test_the_smallest_digests_of_each_class_once_each():

@@ -767,6 +767,7 @@ SMALL = {  # by script: options that make it quick
     "keep_up_to_date": "--epochs 1 1 --ways 'WSC, all images kept'",
     "monthly_updates": "--months 2 --images 2 --seeds 1 --ways SLDA",
     "gate": "--seeds 1 --draws 2 --photographs 1 2",
+    "planted_faults": "--draws 1 --classes 3 --photographs 1 --planted 1",
     "upkeep": "--data digits --classes 2 2 --images 50 --epochs 1 1 --draws 2 --repeats 1 --backbone resnet8",
     "peak_memory": "--methods replay --tasks 2 --batch-size 8",
     "scaling": "--shapes cifar --processes 2 --threads 1 --steps 1 --batch-size 8 --precision fp32",
@@ -780,13 +781,13 @@ SMALL = {  # by script: options that make it quick
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_pages_benchmarks_run(name, tmp_path, data_sets):
-    if name in ("backbone_settings", "gate", "monthly_updates", "predict_precision"):
+    if name in ("backbone_settings", "gate", "monthly_updates", "planted_faults", "predict_precision"):
         pytest.importorskip("timm")
     options = shlex.split(SMALL[name])
-    if name in ("gate", "keep_up_to_date", "monthly_updates", "predict_precision"):
+    if name in ("gate", "keep_up_to_date", "monthly_updates", "planted_faults", "predict_precision"):
         shutil.copytree(data_sets / "imagenet100", tmp_path / "imagenet100")
         options += ["--data", tmp_path / "imagenet100"]
-    if name == "gate":  # its updates learn further photographs of a class
+    if name in ("gate", "planted_faults"):  # which learn further photographs of a class
         for path in (tmp_path / "imagenet100/train").glob("*/image.jpg"):
             with Image.open(path) as image:  # another one: SLDA learns each image once
                 ImageOps.invert(image).save(path.with_name("further.jpg"))
@@ -817,7 +818,7 @@ def test_the_study_of_short_tasks_runs(tmp_path):
 def test_every_benchmark_of_these_pages_is_among_them():
     pages = [ROOT / f"docs/{page}.md" for page in ("speed", "wsc", "your_classifier", "pretrained")]
     text = "".join(page.read_text() for page in [*pages, ROOT / "results/benchmarks/keep_up_to_date/README.md"])
-    needs_pilot, of_another_page = {"pilot_fidelity", "pilot_speed"}, {"predict_precision"}
+    needs_pilot, of_another_page = {"pilot_fidelity", "pilot_speed"}, {"planted_faults", "predict_precision"}
     found = set(re.findall(r"benchmarks/(\w+)\.py", text))
     assert found | of_another_page == {*SMALL, *needs_pilot}
 

@@ -546,6 +546,22 @@ def test_the_table_of_the_gate_is_the_record():
         assert cells == [f"{change:+.1f}", *(f"{number} of {draws}" for number in kept)]
 
 
+def test_the_table_of_planted_faults_is_the_record():
+    record = json.loads(benchmark_record("planted-faults-cpu").read_text())
+    page = ROOT / "docs/classifier_details.md"
+    _, rows = rows_after(page, "/planted-faults-cpu.json")
+    parts = itertools.product(("new", "known"), ("random", "alike"))
+    for (name, *cells), (setting, kind) in zip(rows, parts, strict=True):
+        draws = record["found"][kind][setting]
+        assert len(draws) == 8 and name == f"ten {kind} classes, {setting}"
+        for part, fault in enumerate(("label errors", "near duplicates")):
+            counts = [[draw[fault][column] for draw in draws] for column in ("found", "false alarms")]
+            ends = [(str(min(each)), str(max(each))) for each in counts]
+            told = [" to ".join(dict.fromkeys(pair)) for pair in ends]
+            assert cells[2 * part : 2 * part + 2] == told
+    assert record["settings"] == {"classes": 10, "images": 400, "planted": 20}
+
+
 def test_the_table_of_calibration_gate_and_shift_is_the_records():
     both_records = [json.loads(benchmark_record(name).read_text()) for name in ("upkeep-cpu", "upkeep-ranpac-cpu")]
     _, rows = rows_after(ROOT / "docs/your_classifier.md", "results/benchmarks/upkeep/upkeep-ranpac-cpu.json")

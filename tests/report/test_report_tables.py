@@ -465,6 +465,15 @@ def test_a_registered_metric_and_what_a_method_records_are_shown(tmp_path, undra
     assert "further measures" in (folder / "index.html").read_text()
 
 
+def test_the_accuracy_on_the_weakest_tenth_is_a_measure_of_the_page_where_runs_have_it(tmp_path, undrawn):
+    made = [synthetic.result("replay", 20, seed) | {"weakest_tenth": 1.5 * seed} for seed in (1, 2)]
+    synthetic.write(tmp_path, *made, synthetic.result("wsc", 20))
+    page = report.write_report(tmp_path)
+    lines = [line for line in lines_of(page.parent, f"measures-{HERE}") if line["column"] == "weakest tenth"]
+    assert {line["method"]: line["mean"] for line in lines if line["mean"]} == {"replay": "2.25"}
+    assert "<th>weakest tenth</th>" in re.sub("<th [^>]*>", "<th>", page.read_text())
+
+
 def test_runs_that_differ_in_another_key_are_rows_of_their_own_with_as_few_keys_as_tell_them_apart():
     short = {"init_epoch": 20, "init_milestones": [5], "epochs": 5, "milestones": [2]}
     assert rows_of(synthetic.result("replay"), synthetic.result("replay", **short)) == [

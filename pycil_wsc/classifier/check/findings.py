@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
 from pycil_wsc.classifier.check.doubtful_labels import doubtful
-from pycil_wsc.classifier.check.near_duplicates import near_pairs, perceptual_hash, repeated
+from pycil_wsc.classifier.check.near_duplicates import near_pairs, repeated
 from pycil_wsc.classifier.check.shift import Shift, compared
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Key
 from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
+from pycil_wsc.classifier.store.perceptual import NONE, perceptual_hash
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
+from pycil_wsc.classifier.update.class_names import similar_names
 from pycil_wsc.classifier.update.corrections import corrections_in
-from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import contradictions, first_alike, learns_once
 from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.images.image_files import are_pictures, counted, decode, image_status, is_turned
@@ -29,8 +30,9 @@ from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError, plural
 from pycil_wsc.seeding import derived_seed
 
+T = TypeVar("T")
 MOST = 1000  # images whose features are compared
-MOST_ALIKE = 20_000  # images of which each is compared with each
+HELD_OUT = "a held-out image"
 MOST_DOUBTED = 5000  # images whose labels are doubted, a random sample if there are more
 
 
@@ -44,11 +46,12 @@ class Findings:
         unreadable: (file, why it cannot be read).
         duplicates: (image, what it equals): another of these images or, as text, one that the learner keeps or has
             learned, such as "an exemplar of 'cat'". Images are given by file name, or by position, counted from 0.
-        relabelled: (image, the class that it was learned with), of images that come with another class now.
+        relabelled: (image, the class that it was learned or held out with), of images that come with another one now.
         contradictory: (image, its class, another class with which the same image is there, too).
         near_empty: the classes with few readable images, and how many.
         left_out: suffix -> number of files in the folders that are not read as images.
         near_duplicates: (image, what it nearly equals), as ``duplicates``: images that were saved again or resized.
+            Learned images whose perceptual hash an earlier version did not note are not compared.
         in_test: (image, test image) of the same source that is the same or nearly so.
         similar_names: (class, another one, of these images or learned) whose names differ by case or spaces only.
         doubtful: (image, its class, the class that it is more like), the most doubtful first: labels that are probably
@@ -92,7 +95,7 @@ class Findings:
         lines = [f"{plural(self.images, 'image')} of {plural(len(self.classes), 'class')}"]
         lines += [f"unreadable: {why}" for _, why in self.unreadable]
         lines += [f"duplicate: {image} is {other}" for image, other in self.duplicates]
-        lines += [f"another class: {image} was learned as '{former}'" for image, former in self.relabelled]
+        lines += [f"another class: {image} was '{former}' before" for image, former in self.relabelled]
         lines += [f"two classes: {image} is of '{name}' and of '{other}'" for image, name, other in self.contradictory]
         lines += [f"near-duplicate: {image} is nearly {other}" for image, other in self.near_duplicates]
         lines += [f"in the test: {image} is the test image {other}" for image, other in self.in_test]
@@ -125,9 +128,10 @@ def findings_in(
     learned_before = _learned_before(part, present)  # first, as it refuses what cannot be learned
     looked = _looked_at(split)
     readable = looked.readable
-    known = _known(present)
+    kept = _known(present)
+    known = kept
     if present and learns_once(config.model_name):
-        known = _learned(part, looked, present.bookkeeping.learned) | known
+        known = _learned(part, looked, present.bookkeeping.learned) | kept
     keys = _keys(split)
     duplicates = _duplicates(keys, looked, known)
     relabelled = _relabelled(part, looked, present, keys)
@@ -138,8 +142,7 @@ def findings_in(
     classes = dict(zip(part.info.classes, counts, strict=True))
     twice = {image for image, _ in (*duplicates, *relabelled)}
     once = readable & np.fromiter((key not in twice for key in keys), bool, len(split))
-    same = {image for image, _ in duplicates}
-    near = [pair for pair in _near_duplicates(keys, looked, present) if pair[0] not in same]
+    near = [pair for pair in _near_duplicates(keys, looked, present, kept) if pair[0] not in twice]
     shift, untested, expected = _shift(part, once, present, answers, level, config.seed)
     return Findings(
         len(split),
@@ -155,8 +158,8 @@ def findings_in(
         expected,
         near,
         _in_test(part.test, keys, looked),
-        _similar_names(part.info.classes, present.held.info.classes if present else ()),
-        _doubtful(part, keys, once, answers, config.seed),
+        similar_names(part.info.classes, present.held.info.classes if present else ()),
+        _doubtful(part, keys, once, present, answers, config.seed),
         0 if split.in_memory else sum(map(is_turned, names_in(split.images[readable]))),
         _contradictory(part, looked, keys),
     )
@@ -173,21 +176,20 @@ def _contradictory(part: Dataset, looked: Looked, keys: Sequence[Key]) -> list[t
 class Looked(NamedTuple):
     """What was seen of N images: little of each, as there may be millions.
 
-    ``hashes``: the SHA-256, uint8 (N, 32). ``readable``: bool (N,); the others have no hash. ``alike``: the perceptual
-    hash, uint64 (N,), of those that ``have_one``, bool (N,). ``unreadable``: (file, why it cannot be read).
+    ``hashes``: the SHA-256, uint8 (N, 32). ``readable``: bool (N,); the others have no hash. ``pictures``: the
+    perceptual hash, uint64 (N,), or ``NONE``. ``unreadable``: (file, why it cannot be read).
     """
 
     hashes: np.ndarray
     readable: np.ndarray
-    alike: np.ndarray
-    have_one: np.ndarray
+    pictures: np.ndarray
     unreadable: list[tuple[str, str]]
 
     def digests(self, rows: np.ndarray) -> np.ndarray:
         """The first 8 bytes of some hashes: int64 (n,)."""
         return as_digests(self.hashes[row].tobytes().hex() for row in rows.tolist())
 
-    def found_in(self, known: Mapping[bytes, Key]) -> Iterator[tuple[int, Key]]:
+    def found_in(self, known: Mapping[bytes, T]) -> Iterator[tuple[int, T]]:
         """The rows of images whose hash is ``known``, and as what."""
         among = np.flatnonzero(self.readable & np.isin(_as_items(self.hashes), _items(known)))
         for row in among.tolist():
@@ -211,7 +213,7 @@ def _keys(split: Split) -> Sequence[Key]:
 def _looked_at(split: Split) -> Looked:
     number = len(split)
     hashes, readable = np.zeros((number, 32), np.uint8), np.ones(number, bool)
-    alike, have_one = np.zeros(number, np.uint64), np.zeros(number, bool)
+    pictures = np.full(number, NONE)
     unreadable = []
     for row in range(number):
         image = split.images[row]
@@ -223,29 +225,48 @@ def _looked_at(split: Split) -> Looked:
             unreadable.append((str(image), str(error)))
             continue
         hashes[row] = np.frombuffer(bytes.fromhex(sha256), np.uint8)
-        if picture is not None:
-            alike[row] = picture
-            have_one[row] = True
-    return Looked(hashes, readable, alike, have_one, unreadable)
+        pictures[row] = picture
+    return Looked(hashes, readable, pictures, unreadable)
 
 
-def _near_duplicates(keys: Sequence[Key], looked: Looked, present: SavedLearner | None) -> list[tuple[Key, Key]]:
-    """Images that nearly equal an earlier one of these, or one that the learner keeps; not of very many images."""
-    rows = np.flatnonzero(looked.have_one)
-    if len(rows) > MOST_ALIKE:
-        return []
-    names, hashes = [keys[row] for row in rows.tolist()], looked.alike[rows]
+def _near_duplicates(
+    keys: Sequence[Key], looked: Looked, present: SavedLearner | None, known: Mapping[bytes, str]
+) -> list[tuple[Key, Key]]:
+    """Images that nearly equal an earlier one of these, or one that the learner has learned or holds out."""
+    rows = np.flatnonzero(looked.pictures != NONE)
     pairs: dict[Key, Key] = {}
     if present is not None:
-        classes = present.held.info.classes
-        parts = (present.held.train, "an exemplar"), (present.bookkeeping.held_out, "a held-out image")
-        for split, what in parts:
-            kept = _looked_at(rows_of(split, np.arange(min(len(split), MOST_ALIKE))))
-            others = np.flatnonzero(kept.have_one)
-            for place, other in near_pairs(hashes, kept.alike[others]):
-                pairs[names[place]] = f"{what} of '{classes[split.targets[others[other]]]}'"
-    pairs |= {names[place]: names[earlier] for place, earlier in repeated(hashes)}
+        pairs |= _near_learned(keys, looked, present, known)
+    for place, earlier in repeated(looked.pictures[rows]):
+        pairs[keys[int(rows[place])]] = keys[int(rows[earlier])]
     return list(pairs.items())
+
+
+def _near_learned(
+    keys: Sequence[Key], looked: Looked, present: SavedLearner, known: Mapping[bytes, str]
+) -> dict[Key, str]:
+    """What images nearly equal among those whose perceptual hashes a learner has noted."""
+    names, bookkeeping = present.held.info.classes, present.bookkeeping
+    noted = bookkeeping.perceptual.existing()
+    rows = np.flatnonzero(looked.pictures != NONE)
+    rows = rows[~np.isin(looked.digests(rows), bookkeeping.images)]  # the very same is no near-duplicate
+    digests = as_digests(sha256.hex() for sha256 in known)
+    kept_as = dict(zip(digests.tolist(), known.values(), strict=True))
+    pairs: dict[Key, str] = {}
+    for place, other in near_pairs(looked.pictures[rows], noted.hashes):
+        digest = int(noted.digests[other])
+        what = kept_as.get(digest) or _as_learned(digest, names, bookkeeping.learned)
+        if what:
+            pairs[keys[int(rows[place])]] = what
+    return pairs
+
+
+def _as_learned(digest: int, names: Sequence[str], learned: np.ndarray) -> str:
+    """What a learned image is called; "" if the class that it was learned with is there no more."""
+    labels = np.arange(len(names))
+    mixed = with_classes(np.full(len(names), digest), labels, names)
+    found = labels[np.isin(mixed, learned)]
+    return f"a learned image of '{names[found[0]]}'" if len(found) else ""
 
 
 def _in_test(test: Split, keys: Sequence[Key], looked: Looked) -> list[tuple[Key, Key]]:
@@ -253,11 +274,10 @@ def _in_test(test: Split, keys: Sequence[Key], looked: Looked) -> list[tuple[Key
     if not len(test):
         return []
     of_test, test_keys = _looked_at(test), _keys(test)
-    near, near_test = np.flatnonzero(looked.have_one), np.flatnonzero(of_test.have_one)
+    near, near_test = np.flatnonzero(looked.pictures != NONE), np.flatnonzero(of_test.pictures != NONE)
     twins: dict[Key, Key] = {}
-    if max(len(near), len(near_test)) <= MOST_ALIKE:
-        for place, other in near_pairs(looked.alike[near], of_test.alike[near_test]):
-            twins[keys[int(near[place])]] = test_keys[int(near_test[other])]
+    for place, other in near_pairs(looked.pictures[near], of_test.pictures[near_test]):
+        twins[keys[int(near[place])]] = test_keys[int(near_test[other])]
     by_hash: dict[bytes, Key] = {}
     for row in np.flatnonzero(of_test.readable).tolist():
         by_hash[of_test.hashes[row].tobytes()] = test_keys[row]
@@ -265,47 +285,51 @@ def _in_test(test: Split, keys: Sequence[Key], looked: Looked) -> list[tuple[Key
     return list(twins.items())
 
 
-def _similar_names(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
-    """Classes of which another one, among these or the learned ones, differs by case or spaces only."""
-    pairs = []
-    earlier: dict[str, str] = {}
-    for name in [*known, *(name for name in names if name not in known)]:
-        plain = "".join(letter for letter in name.casefold() if not letter.isspace() and letter not in "_-")
-        other = earlier.setdefault(plain, name)
-        if other != name and (name in names or other in names):
-            pairs.append((name, other))
-    return pairs
-
-
 def _doubtful(
-    part: Dataset, keys: Sequence[Key], usable: np.ndarray, answers: Answers | None, seed: int
+    part: Dataset,
+    keys: Sequence[Key],
+    usable: np.ndarray,
+    present: SavedLearner | None,
+    answers: Answers | None,
+    seed: int,
 ) -> list[tuple[Key, str, str]]:
-    """The images whose label is probably wrong, by the features of a learner that has learned something."""
-    if answers is None:
+    """The images whose label is probably wrong, by the features of a learner that has learned something.
+
+    They are compared among themselves, and with the images of known classes whose features the learner keeps.
+    """
+    if present is None or answers is None:
         return []
     rng = np.random.default_rng(derived_seed(seed, "doubtful"))
     rows = np.sort(rng.permutation(np.flatnonzero(usable))[:MOST_DOUBTED])
     if not len(rows):
         return []
     labels = part.train.targets[rows]
-    chosen, likelier = doubtful(answers.classifier.features(part.train.images[rows]), labels)
-    names = part.info.classes
+    names = [*part.info.classes, *(name for name in answers.classes if name not in part.info.classes)]
+    kept = present.bookkeeping.features
+    known = None
+    if len(kept):
+        known = kept.values.float().numpy(), np.array([names.index(name) for name in answers.classes])[kept.labels]
+    chosen, likelier = doubtful(answers.classifier.features(part.train.images[rows]), labels, known)
     triples = zip(rows[chosen].tolist(), labels[chosen].tolist(), likelier.tolist(), strict=True)
     return [(keys[row], names[label], names[other]) for row, label, other in triples]
 
 
+def _kept_images(present: SavedLearner) -> Iterator[tuple[bytes, int, str]]:
+    """The SHA-256 and class of each image that the learner keeps, and what it is."""
+    parts = (present.held.train, "an exemplar"), (present.bookkeeping.held_out, HELD_OUT)
+    for split, what in parts:
+        for image, label in zip(split.images, split.targets.tolist(), strict=True):
+            digest = pixel_hash(image) if split.in_memory else present.hashes.get(str(image))
+            if digest is not None:
+                yield bytes.fromhex(digest), label, what
+
+
 def _known(present: SavedLearner | None) -> dict[bytes, str]:
-    """hash -> what it is, of the images that the learner keeps."""
+    """SHA-256 -> what it is, of the images that the learner keeps."""
     if present is None:
         return {}
     names = present.held.info.classes
-    known = {}
-    parts = (present.held.train, "an exemplar"), (present.bookkeeping.held_out, "a held-out image")
-    for split, what in parts:
-        for image, label in zip(split.images, split.targets):
-            digest = pixel_hash(image) if split.in_memory else present.hashes[str(image)]
-            known[bytes.fromhex(digest)] = f"{what} of '{names[label]}'"
-    return known
+    return {sha256: f"{what} of '{names[label]}'" for sha256, label, what in _kept_images(present)}
 
 
 def _learned(part: Dataset, looked: Looked, learned: np.ndarray) -> dict[bytes, str]:
@@ -321,19 +345,18 @@ def _learned(part: Dataset, looked: Looked, learned: np.ndarray) -> dict[bytes, 
 def _relabelled(
     part: Dataset, looked: Looked, present: SavedLearner | None, keys: Sequence[Key]
 ) -> list[tuple[Key, str]]:
-    """The images that were learned with another class, and that class."""
+    """The images that were learned, or are held out, with another class, and that class."""
     if present is None:
         return []
     rows = np.flatnonzero(looked.readable)
-    corrections = corrections_in(looked.digests(rows), part.train.targets[rows], part.info.classes, present)
+    digests = looked.digests(rows)
+    corrections = corrections_in(digests, part.train.targets[rows], part.info.classes, present)
     before = present.held.info.classes
+    former_of = list(zip(rows[corrections.rows].tolist(), corrections.former.tolist(), strict=True))
+    held_out = {sha256: label for sha256, label, what in _kept_images(present) if what == HELD_OUT}
+    former_of += looked.found_in(held_out)
     now = [part.info.classes[label] for label in part.train.targets.tolist()]
-    changed: list[tuple[Key, str]] = []
-    for row, was in zip(rows[corrections.rows].tolist(), corrections.former.tolist(), strict=True):
-        former = before[int(was)]
-        if former != now[int(row)]:
-            changed.append((keys[int(row)], former))
-    return changed
+    return [(keys[row], before[was]) for row, was in former_of if before[was] != now[row]]
 
 
 def _duplicates(keys: Sequence[Key], looked: Looked, known: Mapping[bytes, str]) -> list[tuple[Key, Key]]:

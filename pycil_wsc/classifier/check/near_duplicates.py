@@ -1,65 +1,89 @@
-"""Images that are nearly the same, such as one that was saved again or resized: a hash of what they show.
+"""Images that are nearly the same, such as one that was saved again or resized, by their perceptual hashes.
 
-The hash is pHash, 64 signs of the lowest frequencies of the picture's cosine transform, by scipy, which is installed in
-any case: a package for it, such as ``imagehash``, computes the same from the same transform.
+Each hash is compared with few others. It is cut into four bands of 16 bits: of two hashes that differ in at most six
+bits, one band differs in at most one. So only hashes are compared that have a band in common but for one bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-from PIL import Image
-from scipy.fft import dctn
 
-SIDE = 32  # of the grey picture whose cosine transform is taken
-LOW = 8  # frequencies in each direction
-SMALLEST = 16  # side of images; smaller ones show too little
 NEAR = 6  # bits of 64 in which two hashes may differ: those of 10,000 photographs of Tiny-ImageNet differ in 8 or more
-CHUNK = 512  # hashes that are compared with all others at once
-FLAT = 2.0  # standard deviation, of 255, below which a picture is of one colour and like any other such
+BITS = 16  # of a band
+BANDS = 64 // BITS
+FLIPS = [0, *(1 << bit for bit in range(BITS))]  # enough, as NEAR // BANDS is 1
+CHUNK = 4096  # hashes that are looked up at once
+ROWS = 48  # bits for a row, below those for a distance
 
 
-def perceptual_hash(image: Image.Image) -> np.uint64 | None:
-    """The hash of a PIL image; None if it is too small, or of a single colour.
+def near_pairs(hashes: np.ndarray, others: np.ndarray) -> list[tuple[int, int]]:
+    """(place among ``hashes``, that of the nearest of ``others``) of those with a near one: uint64 (n,), (m,)."""
+    different, place = np.unique(hashes, return_inverse=True)
+    values, first = np.unique(others, return_index=True)
+    nearest = _nearest(different, values, first, np.full(len(different), len(others)))[place]
+    return _pairs(nearest)
 
-    Each bit tells whether one of the 8 x 8 lowest frequencies is above their median.
+
+def repeated(hashes: np.ndarray) -> list[tuple[int, int]]:
+    """(place, an earlier place) of those that are near an earlier one, the nearest: uint64 (n,)."""
+    different, first, place = np.unique(hashes, return_index=True, return_inverse=True)
+    nearest = _nearest(different, different, first, first)[place]
+    first = first[place]
+    is_same = first < np.arange(len(hashes))
+    return _pairs(np.where(is_same, first, nearest))
+
+
+def _pairs(nearest: np.ndarray) -> list[tuple[int, int]]:
+    found = np.flatnonzero(nearest >= 0)
+    return list(zip(found.tolist(), nearest[found].tolist(), strict=True))
+
+
+def _nearest(hashes: np.ndarray, others: np.ndarray, rows: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """For each hash the row of the nearest of the ``others``, -1 if none is near; the first if several are as near.
+
+    Args:
+        hashes: uint64 (n,).
+        others: uint64 (m,).
+        rows: of the ``others``, int64 (m,).
+        before: only rows below this count, int64 (n,).
+
+    Returns:
+        int64 (n,).
     """
-    if min(image.size) < SMALLEST:
-        return None
-    grey = np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS), np.float64)
-    if grey.std() < FLAT:
-        return None
-    frequencies = np.asarray(dctn(grey))[:LOW, :LOW].ravel()
-    bits = frequencies > np.median(frequencies)
-    return np.packbits(bits).view(np.uint64)[0]
+    none = np.iinfo(np.int64).max
+    best = np.full(len(hashes), none)  # the distance, and in its last bits the row
+    for band in range(BANDS):
+        of_others = _band(others, band)
+        order = np.argsort(of_others, kind="stable")
+        bounds = np.searchsorted(of_others[order], np.arange((1 << BITS) + 1))  # of the others with each value
+        for start in range(0, len(hashes), CHUNK):
+            some = slice(start, start + CHUNK)
+            of_hashes = _band(hashes[some], band)
+            for flip in FLIPS:
+                asking, found = _in_common(of_hashes ^ flip, bounds)
+                found = order[found]
+                distances = _differing_bits(hashes[some][asking] ^ others[found])
+                is_near = (distances <= NEAR) & (rows[found] < before[some][asking])
+                keys = (distances[is_near].astype(np.int64) << ROWS) | rows[found[is_near]]
+                np.minimum.at(best, start + asking[is_near], keys)
+    return np.where(best == none, -1, best & ((1 << ROWS) - 1))
 
 
-def _bits(differences: np.ndarray) -> np.ndarray:
+def _band(hashes: np.ndarray, band: int) -> np.ndarray:
+    """16 bits of each hash: int64 (n,)."""
+    return ((hashes >> np.uint64(BITS * band)) & np.uint64((1 << BITS) - 1)).astype(np.int64)
+
+
+def _in_common(values: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places among ``values`` and among sorted others with the same value, with these ``bounds``: (k,) and (k,)."""
+    counts = bounds[values + 1] - bounds[values]
+    asking = np.repeat(np.arange(len(values)), counts)
+    first = np.cumsum(counts) - counts  # of the pairs of each value
+    return asking, np.arange(len(asking)) + (bounds[values] - first)[asking]
+
+
+def _differing_bits(differences: np.ndarray) -> np.ndarray:
     """The number of bits that are set in each uint64."""
     if hasattr(np, "bitwise_count"):  # numpy 2
         return np.bitwise_count(differences)
     return np.unpackbits(np.ascontiguousarray(differences)[..., None].view(np.uint8), axis=-1).sum(-1, dtype=np.uint8)
-
-
-def near_pairs(hashes: np.ndarray, others: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(place among ``hashes``, that of the nearest of ``others``) of those with a near one: uint64 (n,), (m,)."""
-    if not len(others):
-        return
-    for start in range(0, len(hashes), CHUNK):
-        distances = _bits(hashes[start : start + CHUNK, None] ^ others)
-        nearest = distances.argmin(1)
-        for row in np.flatnonzero(distances[np.arange(len(nearest)), nearest] <= NEAR).tolist():
-            yield start + row, int(nearest[row])
-
-
-def repeated(hashes: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(place, an earlier place) of those that are near an earlier one, the nearest: uint64 (n,)."""
-    for start in range(0, len(hashes), CHUNK):
-        part = hashes[start : start + CHUNK]
-        distances = _bits(part[:, None] ^ hashes[: start + len(part)])
-        later = np.arange(len(distances[0])) >= start + np.arange(len(part))[:, None]
-        distances[later] = 255
-        nearest = distances.argmin(1)
-        for row in np.flatnonzero(distances[np.arange(len(part)), nearest] <= NEAR).tolist():
-            yield start + row, int(nearest[row])

@@ -76,8 +76,8 @@ class Familiarity(nn.Module):
         missing = np.setdiff1d(features.labels, labels)
         if len(missing):
             raise UserError(
-                f"unknown: no features are kept of {len(missing)} of the classes; start a new learner that keeps "
-                "exemplars, as the network grows, and features then change their width"
+                f"unknown: no features are kept of learned images of {len(missing)} of the classes; let it learn once "
+                "more"
             )
         values = features.values[torch.from_numpy(~held_out)].float()
         names, places = np.unique(labels, return_inverse=True)

@@ -20,7 +20,7 @@ class Features:
         values: float16 (n, d).
         labels: the images' classes, by number: int64 (n,).
         digests: of the images (:func:`~pycil_wsc.classifier.store.hashes.digests_of`): int64 (n,).
-        held_out: whether each is held out from training: bool (n,).
+        held_out: whether each is held out from training, and does not stand for a learned one: bool (n,).
     """
 
     values: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, 0, dtype=torch.float16))

@@ -12,6 +12,7 @@ import numpy as np
 from typing_extensions import NotRequired
 
 from pycil_wsc.classifier.predict.features import Features
+from pycil_wsc.classifier.store.perceptual import PerceptualHashes
 from pycil_wsc.data.images.paths import concatenated
 from pycil_wsc.data.types import Split
 
@@ -124,6 +125,7 @@ class Bookkeeping:
             (:func:`~pycil_wsc.classifier.store.hashes.digests_of`), and those of the images with their classes
             (:func:`~pycil_wsc.classifier.store.hashes.with_classes`): int64 (N,), ascending.
         images: of ``learned``, the digests of the images alone: int64 (N,), ascending.
+        perceptual: the perceptual hashes of the learned and held-out images.
         features: of the held-out images and of some learned ones of each class; none if no image is held out.
         notes: the user's (``Learner.notes``), in JSON.
     """
@@ -134,6 +136,7 @@ class Bookkeeping:
     entries: Sequence[Entry] = field(default=())
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     images: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    perceptual: PerceptualHashes = field(default_factory=PerceptualHashes)
     features: Features = field(default_factory=Features)
     notes: str = "{}"
 
@@ -170,7 +173,7 @@ def problem_of(bookkeeping: Bookkeeping, classes: int, tasks: int) -> str:
         return "history"
     if not isinstance(json.loads(bookkeeping.notes), dict):
         return "notes"
-    return bookkeeping.features.problem(classes)
+    return bookkeeping.perceptual.problem or bookkeeping.features.problem(classes)
 
 
 def _is_entry(value: object) -> bool:

@@ -31,6 +31,7 @@ from pycil_wsc.classifier.predict.rebuild import checked_info
 from pycil_wsc.classifier.store import versions
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, problem_of
 from pycil_wsc.classifier.store.exemplar_files import name_of, remove_copies
+from pycil_wsc.classifier.store.perceptual import PerceptualHashes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.config.dropped import without_dropped
@@ -90,6 +91,7 @@ def write(
         "entries": list(bookkeeping.entries),
         "learned": torch.from_numpy(np.setdiff1d(bookkeeping.learned, bookkeeping.images)),
         "images": torch.from_numpy(bookkeeping.images),
+        "perceptual": _of_perceptual(bookkeeping.perceptual),
         "features": _of_features(bookkeeping.features),
         "notes": bookkeeping.notes,
     }
@@ -205,6 +207,7 @@ def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Boo
     held_out, hashes = _unpacked(stored["held_out"], folder, info)
     learned = np.asarray(stored["learned"])
     images = np.asarray(stored["images"])
+    perceptual = _perceptual_of(stored["perceptual"]) if "perceptual" in stored else PerceptualHashes()  # not noted yet
     bookkeeping = Bookkeeping(
         held_out=held_out,
         per_class=stored["per_class"],
@@ -212,10 +215,23 @@ def _bookkeeping_of(stored: State, folder: Path, info: DatasetInfo) -> tuple[Boo
         entries=tuple(stored["entries"]),
         learned=np.union1d(learned, images) if len(images) else learned,
         images=images,
+        perceptual=perceptual,
         features=_features_of(stored["features"]),
         notes=stored["notes"],
     )
     return bookkeeping, hashes
+
+
+def _of_perceptual(perceptual: PerceptualHashes) -> State:
+    return {
+        "digests": torch.from_numpy(perceptual.digests),
+        "hashes": torch.from_numpy(perceptual.hashes.view(np.int64)),  # safetensors of old torch have no uint64
+    }
+
+
+def _perceptual_of(stored: State) -> PerceptualHashes:
+    """What :func:`_of_perceptual` made."""
+    return PerceptualHashes(np.asarray(stored["digests"]), np.asarray(stored["hashes"]).view(np.uint64))
 
 
 def _of_features(features: Features) -> State:

@@ -26,12 +26,14 @@ from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, ClassChange, Ent
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
 from pycil_wsc.classifier.store.hashes import digests_of, hashes_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
+from pycil_wsc.classifier.update.class_names import told_similar
 from pycil_wsc.classifier.update.class_rows import Regrouping, regrouped_state
 from pycil_wsc.classifier.update.corrections import Corrections, corrections_in, without_exemplars, without_former
 from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import Say, learns_once, takes_out
 from pycil_wsc.classifier.update.prepare import part_of
 from pycil_wsc.config.image_config import Config
+from pycil_wsc.data.images.npz import problem_of_name
 from pycil_wsc.data.images.sources import Source
 from pycil_wsc.data.memory.memory import regrouped
 from pycil_wsc.data.tasks.stream import marked
@@ -54,6 +56,8 @@ def renamed(config: Config, present: SavedLearner, name: str, to: str) -> Change
     """Call the class ``name`` ``to``, a name that no class has."""
     label = _label("rename", present, name)
     to = _new_name("rename", to)
+    if to == present.held.info.classes[label]:
+        raise UserError(f"rename: '{to}' is called so already")
     if to in present.held.info.classes:
         raise UserError(f"rename: '{to}' is a learned class, too; merge(['{name}', '{to}'], into='{to}') joins them")
     names = list(present.held.info.classes)
@@ -61,7 +65,7 @@ def renamed(config: Config, present: SavedLearner, name: str, to: str) -> Change
     each_alone = [[number] for number in range(len(names))]
     learner = _regrouped(config, present, each_alone, names, {names[label]: to, name: to})
     change = ClassChange(did="renamed", classes=[name], to=to)
-    return _noted(config, learner, change, f"'{name}' is called '{to}' now")
+    return _noted(config, learner, change, f"'{name}' is called '{to}' now{_beside_similar(to, names)}")
 
 
 def merged(config: Config, present: SavedLearner, classes: Sequence[str], into: str) -> Changed:
@@ -86,7 +90,7 @@ def merged(config: Config, present: SavedLearner, classes: Sequence[str], into: 
             present = _with_state(present, learner.state_dict())
     learner = _regrouped(config, present, groups, names, {known[label]: into for label in labels})
     before = [known[label] for label in labels]
-    line = f"{', '.join(map(repr, before))} are '{into}' now"
+    line = f"{', '.join(map(repr, before))} are '{into}' now{_beside_similar(into, names)}"
     if not _is_computed(config):
         line += "; the network tells them apart until it is trained again"
     return _noted(config, learner, ClassChange(did="merged", classes=before, to=into), line)
@@ -159,9 +163,17 @@ def _label(what: str, present: SavedLearner, name: object) -> int:
 
 
 def _new_name(what: str, name: object) -> str:
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
         raise UserError(f"{what}: {name!r} is not the name of a class; give a string")
+    if problem := problem_of_name(name):
+        raise UserError(f"{what}: {problem}")
     return normal(name)
+
+
+def _beside_similar(name: str, names: Sequence[str]) -> str:
+    """The end of a line, if another one of these classes has nearly this name; "" otherwise."""
+    line = told_similar([name], [other for other in names if other != name])
+    return f"; {line}" if line else ""
 
 
 def _split_of(what: str, config: Config, images: object, name: str, say: Say) -> Split:
@@ -300,10 +312,12 @@ def _regrouped(
     labels = numbers[bookkeeping.held_out.targets]
     kept = labels >= 0
     aside = Split(bookkeeping.held_out.images[kept], labels[kept])
+    gone = digests_of(rows_of(bookkeeping.held_out, ~kept), present.hashes)
     bookkeeping = replace(
         bookkeeping,
         held_out=aside,
         entries=_entries_after(bookkeeping.entries, changes),
+        perceptual=bookkeeping.perceptual.without(gone),
         features=bookkeeping.features.regrouped(numbers),
     )
     lines = [{**line, "num_seen": number} for line, number in zip(present.state["history"], seen, strict=True)]
@@ -336,20 +350,22 @@ def _with_names(
 
     ``forgets``: an image that has no class any more is as one that was never learned.
     """
-    learned, images = bookkeeping.learned, bookkeeping.images
+    learned, images, perceptual = bookkeeping.learned, bookkeeping.images, bookkeeping.perceptual
     for name, now in changes.items():
         mixed = _mixed(images, name)
         of_class = np.isin(mixed, learned)
         learned = np.setdiff1d(learned, mixed[of_class])
         if now is not None:
             learned = np.union1d(learned, _mixed(images[of_class], now))
-        elif forgets:
-            others = [other for other in known if other != name]
-            left = images[of_class]
-            for other in others:
+            continue
+        left = images[of_class]
+        for other in known:
+            if other != name:
                 left = left[~np.isin(_mixed(left, other), learned)]
+        perceptual = perceptual.without(left)
+        if forgets:
             learned, images = np.setdiff1d(learned, left), np.setdiff1d(images, left)
-    return replace(bookkeeping, learned=learned, images=images)
+    return replace(bookkeeping, learned=learned, images=images, perceptual=perceptual)
 
 
 def _with_class(bookkeeping: Bookkeeping, digests: np.ndarray, name: str, known: Sequence[str]) -> Bookkeeping:

@@ -38,6 +38,11 @@ class Judged(NamedTuple):
     correct: np.ndarray
     decision: Decision | None
 
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the gate rejects the update."""
+        return self.decision is not None and not self.decision["accepted"]
+
 
 def judge(trained: Trained) -> Judged:
     """Compare the trained learner with the one before, and calibrate it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -55,6 +56,9 @@ def features_after(
 ) -> Features:
     """The features to keep after a task.
 
+    Of a class whose learned images are gone, such as an old one of a network whose features have grown, half of the
+    held-out images stand for them. They no longer count as held out when it is told what is unknown.
+
     Args:
         choice: of images.
         held_out: those of the images that are held out now.
@@ -72,7 +76,17 @@ def features_after(
     stacked = np.stack(values) if values else np.empty((0, 0), np.float32)
     new = Features.of(stacked, learned.targets[rows], digests[rows], held_out=False)
     old = old.rows(~np.isin(old.digests, held_out.digests))
-    return joined([old, new, held_out])
+    return joined([old, new, _half_as_learned(held_out, np.concatenate([old.labels, new.labels]))])
+
+
+def _half_as_learned(held_out: Features, labels: np.ndarray) -> Features:
+    """``held_out``, in which half of each class that is not among ``labels``, at least one, counts as learned."""
+    is_held_out = held_out.held_out.copy()
+    for label in np.setdiff1d(held_out.labels, labels):
+        places = np.flatnonzero(held_out.labels == label)
+        by_digest = places[np.argsort(held_out.digests[places])]
+        is_held_out[by_digest[: (len(places) + 1) // 2]] = False
+    return dataclasses.replace(held_out, held_out=is_held_out)
 
 
 def smallest_of_classes(labels: np.ndarray, digests: np.ndarray, number: int) -> np.ndarray:

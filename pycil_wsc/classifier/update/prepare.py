@@ -16,6 +16,7 @@ from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, Relabelled
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
 from pycil_wsc.classifier.store.hashes import Hashes, digests_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
+from pycil_wsc.classifier.update.class_names import told_similar
 from pycil_wsc.classifier.update.corrections import Corrections
 from pycil_wsc.classifier.update.gate import EXEMPLARS, Accept
 from pycil_wsc.classifier.update.held_out import check_usable, rows_of, set_aside, unseen_in
@@ -100,6 +101,8 @@ def prepare(before: Before, source: Source) -> Prepared:
     known = learner.hashes if learner else {}
     check_exemplars((learner.held.train, bookkeeping.held_out) if learner else (), known)
     part = part_of(source, config, say)
+    if line := told_similar(part.info.classes, learner.held.info.classes if learner else ()):
+        say(line)
     hashes = Hashes(part.train, known)
     digests = digests_of(part.train, hashes) if part.train.in_memory else hashes.digests
     part, digests, corrections, learner, bookkeeping, relabelled = new_images(

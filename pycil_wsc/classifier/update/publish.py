@@ -50,7 +50,7 @@ def publish(recorded: Recorded, folders: Folders) -> UpdateResult:
     """Put the updated learner, or the rejection, where the next start of the script finds it."""
     judged = recorded.judged
     has_folder = judged.trained.prepared.before.out is not None
-    if judged.decision and not judged.decision["accepted"]:
+    if judged.is_rejected:
         shutil.rmtree(folders.work, ignore_errors=True)
         if has_folder:  # last: what is in ``work`` is then the next update's
             write_json(folders.rejection, judged.decision)

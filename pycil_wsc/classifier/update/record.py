@@ -11,6 +11,7 @@ from pycil_wsc.classifier.predict.answers import Answers
 from pycil_wsc.classifier.predict.features import Features
 from pycil_wsc.classifier.store.bookkeeping import Entry
 from pycil_wsc.classifier.store.hashes import digests_of
+from pycil_wsc.classifier.store.perceptual import PerceptualHashes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.judge import Judged
 from pycil_wsc.classifier.update.kept_features import features_after
@@ -37,16 +38,27 @@ def record(judged: Judged, started: float) -> Recorded:
         held_out=judged.held_out,
         temperature=judged.answers.temperature,
         entries=(*prepared.bookkeeping.entries, entry),
+        perceptual=_perceptual(judged),
         features=features,
     )
     answers = Answers(judged.answers.classifier, judged.answers.classes, judged.answers.temperature, features=features)
     return Recorded(judged, learner._replace(bookkeeping=bookkeeping), answers)
 
 
+def _perceptual(judged: Judged) -> PerceptualHashes:
+    """The perceptual hashes of all images so far."""
+    prepared = judged.trained.prepared
+    perceptual = prepared.bookkeeping.perceptual
+    if judged.is_rejected:
+        return perceptual
+    for split in (prepared.stream.train, judged.held_out):
+        perceptual = perceptual.with_images(split, prepared.hashes, prepared.config.num_workers)
+    return perceptual
+
+
 def _features(judged: Judged) -> Features:
     """Those that the learner keeps, if images are held out; by these alone can unknown classes be told."""
-    is_rejected = judged.decision is not None and not judged.decision["accepted"]
-    if is_rejected or not len(judged.held_out):
+    if judged.is_rejected or not len(judged.held_out):
         return Features()
     trained = judged.trained
     learned = trained.prepared.stream.train

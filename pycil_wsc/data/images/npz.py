@@ -15,6 +15,7 @@ process that only plans runs frees it.
 
 import os
 import sys
+import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -165,16 +166,29 @@ def check_targets(place: str, targets: np.ndarray, names: Sequence[object] | np.
 
 
 def check_names(place: str, names: Sequence[str]) -> None:
-    """Raise a :class:`UserError`, which begins with ``place``, if two classes have the same name, or one a zero byte.
+    """Raise a :class:`UserError`, which begins with ``place``, if two classes have the same name, or one none that can
+    be read (:func:`problem_of_name`).
 
     Classes are identified by their names where tasks are joined (:mod:`pycil_wsc.data.tasks.stream`).
     """
     for name in names:
-        if "\0" in name:
-            raise UserError(f"{place}: class name {name!r} has a zero byte, which NumPy may cut off; leave it out")
+        if problem := problem_of_name(name):
+            raise UserError(f"{place}: class name {problem}")
     name, number = Counter(map(normal, names)).most_common(1)[0] if names else ("", 0)
     if number > 1:
         raise UserError(f"{place}: class name '{name}' is given twice; give each class its own name")
+
+
+def problem_of_name(name: str) -> str:
+    """Why a class cannot be called ``name``, which nobody could tell from others: it is blank, or has a line break or
+    another control character; "" if it can."""
+    if not name.strip():
+        return f"{name!r} is blank; give the class a name"
+    if "\0" in name:
+        return f"{name!r} has a zero byte, which NumPy may cut off; leave it out"
+    if any(unicodedata.category(letter) == "Cc" for letter in name):
+        return f"{name!r} has a control character; leave it out"
+    return ""
 
 
 def three_channels(grey: np.ndarray) -> np.ndarray:

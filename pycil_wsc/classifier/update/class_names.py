@@ -1,0 +1,34 @@
+"""Names of classes that are probably the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def similar_names(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+    """Classes of which another one differs by case or spaces only: (class, the other).
+
+    Args:
+        names: of new images or classes; one of each pair is among them.
+        known: of the learned classes.
+    """
+    pairs = []
+    earlier: dict[str, str] = {}
+    for name in [*known, *(name for name in names if name not in known)]:
+        plain = "".join(letter for letter in name.casefold() if not letter.isspace() and letter not in "_-")
+        other = earlier.setdefault(plain, name)
+        if other != name and (name in names or other in names):
+            pairs.append((name, other))
+    return pairs
+
+
+def told_similar(names: Sequence[str], known: Sequence[str]) -> str:
+    """A line about the first such pair; "" if there is none."""
+    pairs = similar_names(names, known)
+    if not pairs:
+        return ""
+    name, other = pairs[0]
+    more = f" (and {len(pairs) - 1} more such pairs)" if len(pairs) > 1 else ""
+    return (
+        f"'{name}' and '{other}' are two classes{more}; if they are one, merge(['{name}', '{other}'], into='{other}')"
+    )
