@@ -396,7 +396,7 @@ def _reduced(path: str, most: int) -> Image.Image | None:
 def decode(path: str, side: int | None = None) -> Image.Image:
     """Decode an image file as :func:`seen`, the :func:`middle` of it if it is very long.
 
-    ``side``: of a JPEG, a smaller version is enough whose sides are at least this long; it takes a fraction of the time.
+    ``side``: of a JPEG, a smaller version is enough, whose sides are at least this long; it takes much less time.
     """
     image_status(path)
     try:
