@@ -1040,6 +1040,8 @@ def test_what_the_page_says_of_a_pretrained_transformer_is_in_its_records():
     assert np.mean(pairs(runs["replay", 4], runs["finetune", 0], "accuracy_4")) > 0
     assert "**" in interval(pairs(runs["replay", 4], runs["finetune", 0], "accuracy_4"))
     assert interval(pairs(runs["ease+wsc", 0], runs["ease", 0], "average")) in page
+    gain = interval(pairs(replay, runs["finetune", 0], "average")).strip("*+").split(" ± ")
+    assert set(gain) <= set(numbers_beside((ROOT / "README.md").read_text(), "pre-trained ViT-S", "fine-tuning"))
     tuned = [runs[method, 0] for method in ("l2p", "coda_prompt", "ease", "ease+wsc", "aper_adapter")]
     differences = [pairs(of_method, runs["finetune", 0], "average") for of_method in tuned]
     assert all(np.mean(values) < 0 or "**" not in interval(values) for values in differences)
