@@ -35,7 +35,7 @@ SECOND_PHASES = {"foster": {"compression_epochs": 1}, "beef": {"fusion_epochs": 
 SECOND_PHASES |= {"slca": {"ca_epochs": 1}, "slca_cofima": {"ca_epochs": 1}, "duct": {"epc_re": 1}}
 SECOND_PHASES |= {"lucir": {"ft_epochs": 1}}
 SECOND_PHASES["rmm-foster"] = SECOND_PHASES["foster"]
-TASKS, SAMPLES = 10, 500  # CIFAR-100 in tasks of ten classes
+TASKS = 10  # CIFAR-100 in tasks of ten classes
 TRAINED = 4  # tasks of the methods that expand
 
 
@@ -109,19 +109,6 @@ def expanded(costs):
     trained = np.arange(1, TRAINED)
     polynomial = np.polyfit(trained, np.array(costs[1:]), 2)  # (3, phases)
     return costs[:1] + [np.polyval(polynomial, task) for task in range(1, TASKS)]
-
-
-def whole_run(costs, method, memory):
-    """Operations of a run with the schedule of ``exps/<method>.json`` on all of CIFAR-100."""
-    settings = json.loads((ROOT / f"exps/{method}.json").read_text())
-    config = resolve(settings | {"memory_per_class": memory, "seed": 1993})
-    values = vars(config) | vars(config.options)
-    total = config.init_epoch * 10 * SAMPLES * costs[method][0][0]
-    for task in range(1, TASKS):
-        images = 10 * SAMPLES + 10 * task * memory
-        epochs = [values[key] for key in configured_learner(config).Plan.epoch_keys]
-        total += sum(number * images * cost for number, cost in zip(epochs, costs[method][task], strict=True))
-    return total
 
 
 def relative(costs, method):
@@ -234,13 +221,6 @@ def test_costs_per_image_are_those_that_torch_counts(costs):
     for names, (said,) in counted.items():
         for name in names.split(", "):
             assert STATED[names](relative(costs, name)) == said, name
-
-
-def test_costs_of_a_whole_run_are_those_of_the_schedules(costs):
-    for names, cells in table("docs/methods.md", "method | at 20 exemplars per class").items():
-        for name in names.split(", "):
-            over = [whole_run(costs, name, memory) / whole_run(costs, "replay", memory) for memory in (20, 500)]
-            assert [f"{ratio:.1f}" for ratio in over] == cells, name
 
 
 def test_the_readmes_costs_are_the_largest_of_each_family(costs):

@@ -28,10 +28,16 @@ class MEMO(DER):
         )
         train_adaptive: bool = key(False, "train the blocks of earlier tasks too", decides="later tasks")
         pretrained_block: bool = key(
-            True, "the last block of a transformer begins pre-trained, too; false: with random weights, as in PILOT"
+            True,
+            "the last block of a transformer begins pre-trained, too; false: with random weights, as in PILOT",
+            decides="later tasks",  # with false, the first task is not shared
         )
 
     class Plan(DER.Plan):
+        @property
+        def plain_first_task(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return self.config.options.pretrained_block
+
         def check(self) -> str | None:
             transformer = is_transformer(self.config.convnet_type)
             if is_timm(self.config.convnet_type) and not transformer:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from pycil_wsc.consolidation import Average, WeightSpaceConsolidation
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.launch.command import main
-from pycil_wsc.methods.consolidation.wsc import WSC
+from pycil_wsc.methods.consolidation.wsc import WSC, ConsolidatedPhase
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.learner import Arguments
@@ -41,12 +41,12 @@ class WSCPowers(WSC):
         super().begin_phase(task, run)
         if self.consolidation is None:
             return
-        assert isinstance(self.consolidation, WeightSpaceConsolidation)
+        assert isinstance(self.consolidation, ConsolidatedPhase)
         for power in POWERS:
             average = Average(every=self.config.wsc.average_every, power=power)
             other = WeightSpaceConsolidation(
                 self.network.named_parameters(),
-                warmup_steps=self.consolidation.warmup_steps,
+                warmup_steps=self.consolidation.wsc.warmup_steps,
                 reset=None,
                 average=average,
             )
