@@ -14,17 +14,19 @@ def similar_names(names: Sequence[str], known: Sequence[str]) -> list[tuple[str,
     """
     pairs = []
     earlier: dict[str, str] = {}
-    for name in [*known, *(name for name in names if name not in known)]:
+    given = set(names)
+    for name in dict.fromkeys([*known, *names]):
         plain = "".join(letter for letter in name.casefold() if not letter.isspace() and letter not in "_-")
         other = earlier.setdefault(plain, name)
-        if other != name and (name in names or other in names):
+        if other != name and (name in given or other in given):
             pairs.append((name, other))
     return pairs
 
 
 def told_similar(names: Sequence[str], known: Sequence[str]) -> str:
-    """A line about the first such pair; "" if there is none."""
-    pairs = similar_names(names, known)
+    """A line about the first such pair of a new class; "" if there is none."""
+    new = set(names).difference(known)
+    pairs = similar_names([name for name in names if name in new], known) if new else []
     if not pairs:
         return ""
     name, other = pairs[0]
