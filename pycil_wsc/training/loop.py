@@ -93,5 +93,5 @@ def _check_weighted(learner: Trainable) -> None:
     if learner.over.weights.table is not None and not learner.over.weights.used:
         raise UnusableRun(
             f"class_balance: the loss of '{learner.config.method}' does not use the images' weights; compute it with "
-            'self.cross_entropy or self.over.weighted, or set class_balance to "sampler"'
+            'self.over.cross_entropy or self.over.weighted, or set class_balance to "sampler"'
         )
