@@ -221,13 +221,13 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         answers = self.learner_.answers
         with as_value_errors():
-            label_of = labels_and_otherwise(labels_of(answers.classes, self.label_of_), otherwise)
+            labels = labels_and_otherwise(labels_of(answers.classes, self.label_of_), otherwise)
             refused = UNKNOWN
             while refused in answers.classes:
                 refused += "_"
             names = answers.predict(self._images(X), otherwise=refused, unknown=unknown)
-            label_of = dict(zip([*answers.classes, refused], label_of, strict=True))
-        return np.array([label_of[name] for name in names], np.array([*label_of.values()]).dtype)
+        place = {name: number for number, name in enumerate([*answers.classes, refused])}
+        return labels[[place[name] for name in names]]
 
     def predict_proba(self, X: Samples) -> np.ndarray:
         """The probability of each label in :attr:`classes_`, float64 (n, classes).

@@ -1,17 +1,19 @@
 """The table of docs/pretrained.md beside PILOT itself, from the records of differences and of times."""
 
 import json
-from pathlib import Path
 
-RECORDS = Path(__file__).parent.parent.parent / "results" / "benchmarks"
+from speed_tables import RECORDS  # beside this file
+
 HEADER = ("method", "largest difference", "weights move by", "lines", "lines of PILOT's", "time")
 COMPARED = ("weights", "kept", "losses", "predictions")
 
 
 def rows() -> list[tuple[str, ...]]:
     """Header and rows: the largest difference of weights, statistics, losses and scores; lines; time over PILOT's."""
-    differences = json.loads((RECORDS / "pilot_fidelity/pilot-fidelity-cpu.json").read_text())["methods"]
-    times = json.loads((RECORDS / "pilot_speed/pilot-speed-cpu.json").read_text())["methods"]
+    differences = json.loads((RECORDS / "pilot_fidelity/pilot-fidelity-cpu.json").read_text(encoding="utf-8"))[
+        "methods"
+    ]
+    times = json.loads((RECORDS / "pilot_speed/pilot-speed-cpu.json").read_text(encoding="utf-8"))["methods"]
     lines: list[tuple[str, ...]] = [HEADER]
     for name, method in differences.items():
         largest = max(method[part] for part in COMPARED if part in method)

@@ -44,10 +44,10 @@ def _read(name: str, dtype: np.dtype) -> np.generic:
     raise UserError(f"the class '{name}' is no label, as the others are {TYPES[dtype.kind]}; rename it to one")
 
 
-def labels_and_otherwise(labels: np.ndarray, otherwise: str | float | None) -> list[str | float]:
+def labels_and_otherwise(labels: np.ndarray, otherwise: str | float | None) -> np.ndarray:
     """``labels``, and then what is predicted for an image with none of them: by default "unknown", or -1.
 
-    Raises a :class:`UserError` if ``otherwise`` is one of them, or of another type.
+    Raises a :class:`UserError` if ``otherwise`` is one of them, of another type, or changes one in a common array.
     """
     if otherwise is None:
         otherwise = "unknown" if labels.dtype.kind == "U" else -1
@@ -57,7 +57,11 @@ def labels_and_otherwise(labels: np.ndarray, otherwise: str | float | None) -> l
         )
     if otherwise in labels.tolist():
         raise UserError(f"otherwise: {otherwise!r} is a label; give another value")
-    return [*labels.tolist(), otherwise]
+    given = [*labels.tolist(), otherwise]
+    both = np.array(given)
+    _check_same("otherwise", given, both)
+    is_float = labels.dtype.kind == "f"
+    return both.astype(np.result_type(labels.dtype, np.min_scalar_type(otherwise))) if is_float else both
 
 
 def plain_labels(given: ArrayLike, labels: np.ndarray) -> np.ndarray:

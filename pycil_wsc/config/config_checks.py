@@ -8,7 +8,7 @@ from pycil_wsc.config.image_config import KEYS, Config
 from pycil_wsc.config.run_config import RunConfig
 from pycil_wsc.consolidation.options import EpochOptions
 from pycil_wsc.data.data_options import ALL, check_domains
-from pycil_wsc.errors import UserError, did_you_mean, shown
+from pycil_wsc.errors import UserError, did_you_mean, plural, shown
 from pycil_wsc.keys import declared, having
 from pycil_wsc.methods.consolidation.wsc_keys import WSCKeys
 
@@ -106,8 +106,7 @@ def _remarks_on_tasks(config: Config, manager: "TaskSequence") -> list[str]:
     *others, last = [task.num_new for task in manager.tasks]
     if config.is_stream or config.increments or not others or last == config.increment:
         return []
-    classes = "1 class" if last == 1 else f"{last} classes"
-    return [f"increment: the last task has {classes}, not {config.increment} ({manager.in_words()})"]
+    return [f"increment: the last task has {plural(last, 'class')}, not {config.increment} ({manager.in_words()})"]
 
 
 def _check_sizes(config: Config) -> None:

@@ -146,10 +146,15 @@ class WeightSpaceConsolidation:
         self._averaged = 0
         self._resets = 0
         # a context in which scores are followed and, at the reset, computed: for a host that measures what this costs
-        self.measure: Callable[[Tracker, bool], AbstractContextManager[None]] = _unmeasured
+        self.measure: Callable[[bool], AbstractContextManager[None]] = _unmeasured
         self._skipped: Tensor | None = None  # number of skipped steps, on the device, not yet subtracted from _steps
         self._finished = False
         self._begin()
+
+    @property
+    def tracked_bytes(self) -> int:
+        """The bytes that the importance's statistics take now; 0 once they are no longer needed."""
+        return self._tracker.nbytes if self._tracker else 0
 
     def attach(self, optimizer: Optimizer) -> "WeightSpaceConsolidation":
         """Follow the steps of ``optimizer``, which may be one that Accelerate has prepared. Returns self.
@@ -441,7 +446,7 @@ class WeightSpaceConsolidation:
             before = 0 if self._skipped is None else self._skipped
             self._skipped = before + (skipped != 0).long()
         if self._tracker:
-            with self.measure(self._tracker, False):
+            with self.measure(False):
                 self._tracker.follow(optimizer, skipped)
         if (self._reset_due() or self._sample_due()) and self._subtract_skipped():
             return  # a step was skipped, so nothing is due yet
@@ -482,7 +487,7 @@ class WeightSpaceConsolidation:
 
     def _reset(self, reset: Reset, optimizer: Optimizer):
         assert self._tracker is not None
-        with self.measure(self._tracker, True):
+        with self.measure(True):
             scores = self._tracker.scores(optimizer, self._steps, self._previous)
         if reset.ranks:
             check_finite(scores, self.peers, self._tracker.of_gradients)
@@ -518,7 +523,7 @@ class WeightSpaceConsolidation:
         self._averaged += 1
 
 
-def _unmeasured(tracker: Tracker, at_reset: bool) -> AbstractContextManager[None]:
+def _unmeasured(at_reset: bool) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 

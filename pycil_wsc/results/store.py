@@ -18,7 +18,7 @@ from pycil_wsc.config.image_config import in_file
 from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import resolve_recorded
 from pycil_wsc.config.run_config import RunConfig
-from pycil_wsc.errors import OtherSettings, UnusableRun, UserError
+from pycil_wsc.errors import OtherSettings, UnusableRun, UserError, plural
 from pycil_wsc.files import Json, read_file, remove, write_json
 from pycil_wsc.results.identity import NAMED, STUDIED, Identity
 from pycil_wsc.results.schema import HUGE, ImageResult, LanguageResult, Result, parse
@@ -247,8 +247,7 @@ def _add(path: Path, runs: Found) -> None:
         except OSError as error:
             runs.problems.append((path, f"cannot be read ({_reason(error)})"))
             tasks = 0
-        done = "1 task done" if tasks == 1 else f"{tasks} tasks done"
-        runs.unfinished.append((path.parent, done))
+        runs.unfinished.append((path.parent, f"{plural(tasks, 'task')} done"))
         return
     if path.suffix != ".json" or path.name == "config.json":
         return

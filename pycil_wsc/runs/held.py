@@ -10,7 +10,7 @@ from torch import Tensor
 from pycil_wsc.data.configured import bytes_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.learner_state import stored_of, without_exemplars
+from pycil_wsc.training.learner_state import stored_of, tensors_of, without_memory
 
 
 def held(learner: BaseLearner, images: np.ndarray) -> dict[str, int] | None:
@@ -29,7 +29,7 @@ def held(learner: BaseLearner, images: np.ndarray) -> dict[str, int] | None:
     state = learner.state_dict()
     groups: dict[str, list[Tensor]] = defaultdict(list)  # by the names of the learner's attributes
     groups["network"] = []  # first: a copy of it is a further tensor
-    for name, value in without_exemplars(state):
+    for name, value in [*tensors_of(state).items(), *without_memory(state).items()]:
         groups[name.partition(".")[0]] += _tensors(value)
     network, *further = _without_copies(groups.values())
     try:

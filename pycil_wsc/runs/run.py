@@ -93,6 +93,7 @@ class Run(Monitor):
         self.test_source = open_source(dataset.info, dataset.test, self.device, config.num_workers)
         given = self.manager, self.train_source, self.device, self.processes
         self.learner = new_learner(config, *given, lent=lent)
+        self.lent = {id(parameter) for parameter in lent.parameters()} if lent else set()  # which stay as they are
         saves = self.processes.first and (checkpoints or config.save_weights is not False)
         self.pretrained = pretrained_of(self.learner) if saves else None
         self.journal = Journal(self.folder, on_progress, len(self.manager.tasks), self.processes.first and checkpoints)
@@ -231,8 +232,9 @@ class Run(Monitor):
             self._checkpoint(position, run.phase.optimizer.state_dict())
 
     def task_trained(self, task: Task) -> None:
-        if not task.index or self.learner.plan.planned_epochs(task):  # otherwise the weights are as they were
-            flags = [parameter.isfinite().all() for parameter in self.learner.parameters()]
+        own = (parameter for parameter in self.learner.parameters() if id(parameter) not in self.lent)
+        flags = [parameter.isfinite().all() for parameter in own]
+        if flags:
             self._check(torch.stack(flags).all(), "the weights")
         self.records.task_trained(task)
 

@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pycil_wsc.files import Json
 from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.state import State
 from pycil_wsc.training.step.cost import Spent
@@ -25,7 +24,7 @@ def memory_of(state: State) -> State:
 
 
 def stored_of(state: State) -> State:
-    """The state of the values that are stored with the exemplars, which states of earlier versions do not have."""
+    """The state of the values that are stored with the exemplars, which those of 0.1.0 do not have."""
     return state[EXTRA].get(STORED, {})
 
 
@@ -47,11 +46,6 @@ def without_memory(state: State) -> State:
 def with_parts(state: State, **parts: State) -> State:
     """``state`` with other parts, such as another ``memory``; it is left as it is."""
     return {**state, EXTRA: {**state[EXTRA], **parts}}
-
-
-def without_exemplars(state: State) -> list[tuple[str, Json]]:
-    """What else there is, with its names: the tensors of the networks, then the learner's other parts."""
-    return [*tensors_of(state).items(), *without_memory(state).items()]
 
 
 def placed(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ class Over:
     A loss is weighed by the process's share of the batch. With one process, these are torch's own reductions.
     """
 
-    def __init__(self, processes: Processes, label_smoothing: float = 0.0) -> None:
+    def __init__(self, processes: Processes, label_smoothing: float) -> None:
         self.processes = processes
         self.label_smoothing = label_smoothing
         self.weights = ClassWeights()

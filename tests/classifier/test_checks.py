@@ -257,7 +257,10 @@ def all_pairs(hashes, others, earlier=False):
     return pairs
 
 
-def test_near_hashes_are_those_that_a_comparison_of_each_with_each_finds():
+@pytest.mark.parametrize("pairs", [1, 50, near_duplicates.PAIRS])
+def test_near_hashes_are_those_that_a_comparison_of_each_with_each_finds(pairs, monkeypatch):
+    """However many are compared at once."""
+    monkeypatch.setattr(near_duplicates, "PAIRS", pairs)
     rng = np.random.default_rng(0)
     hashes = rng.integers(0, 2**63, 300, dtype=np.uint64)
     for row in range(100, 300):  # up to eight bits away from an earlier one, some of which are near each other
@@ -266,6 +269,18 @@ def test_near_hashes_are_those_that_a_comparison_of_each_with_each_finds():
     assert near_duplicates.repeated(hashes) == all_pairs(hashes, hashes, earlier=True)
     assert near_duplicates.near_pairs(hashes[150:], hashes[:150]) == all_pairs(hashes[150:], hashes[:150])
     assert not near_duplicates.near_pairs(hashes, hashes[:0]) and not near_duplicates.repeated(hashes[:0])
+
+
+def test_a_large_photograph_and_a_small_one_of_it_are_found_by_files(tmp_path):
+    """A JPEG is decoded at a smaller size in both places."""
+    photograph = Image.fromarray(load_sample_images().images[0]).resize((1280, 854))
+    for name, image in (("january/a/1", photograph), ("february/a/2", photograph.resize((960, 640)))):
+        (tmp_path / name).parent.mkdir(parents=True)
+        image.save(tmp_path / f"{name}.jpg", quality=80)
+    learner = learned(f"folder:{tmp_path}/january", name="ncm", adapt=False, image_size=16)
+    assert learner.check(f"folder:{tmp_path}/february").near_duplicates == [
+        (str(tmp_path / "february/a/2.jpg"), "a learned image of 'a'")
+    ]
 
 
 def test_of_very_many_images_the_near_ones_are_found():

@@ -414,6 +414,9 @@ def bad():
         r"merge: \['one'\] is not a list of two classes": lambda k, d: k.merge(["one"], into="one"),
         "merge: 'two' is another learned class": lambda k, d: k.merge(["zero", "one"], into="two"),
         "relabel: 2 of 3 images were never learned, such as": lambda k, d: k.relabel(d[3][:2] + d[1][:1], "one"),
+        "relabel: 1 of 4 images were never learned, such as": (
+            lambda k, d: k.relabel([*[d[1][0]] * 3, d[3][0]], "one")
+        ),
         "relabel: all of these images are learned as 'one' already": lambda k, d: k.relabel(d[1], "one"),
         "relabel: 'emu' is not a learned class": lambda k, d: k.relabel(d[1], "emu"),
         "relabel: .*no-such-file": lambda k, d: k.relabel(["no-such-file.png"], "one"),
@@ -472,3 +475,16 @@ def test_nothing_is_changed_before_something_is_learned(method):
     arguments = {"rename": ("a", "b"), "merge": (["a", "b"], "a"), "remove": ("a",), "relabel": ([], "a")}[method]
     with pytest.raises(UserError, match="nothing has been learned yet; call learn first"):
         getattr(Learner("ncm"), method)(*arguments)
+
+
+@pytest.mark.parametrize("change", ["rename", "remove"])
+def test_a_class_is_changed_by_its_name_in_another_unicode_form_too(change, digits):
+    """Its images then count as images of the new name, or of none."""
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    changed = []
+    for spelling in (composed, decomposed):
+        learner = taught("ncm", task((digits[0], composed), (digits[1], "tea")))
+        getattr(learner, change)(spelling, *(["coffee"] if change == "rename" else []))
+        bookkeeping, (noted,) = learner._saved.bookkeeping, learner.history[-1]["changes"]
+        changed.append((bookkeeping.learned.tolist(), bookkeeping.images.tolist(), noted["classes"]))
+    assert changed[0] == changed[1]

@@ -115,6 +115,27 @@ def test_arguments_of_a_refusal_are_checked(arguments, message, months):
         classifier.predict(images, **{"unknown": 0.3} | arguments)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint64, np.float32, np.int16])
+def test_refused_or_not_labels_are_the_same_numbers(kind, months):
+    images, names = months[0]
+    largest = np.array((names == "ant") * (2**53 if kind == np.uint64 else 200)).astype(kind)
+    classifier = small(keys={"held_out": 4}).fit(images, largest)
+    plain, refused = classifier.predict(images), classifier.predict(images, unknown=0.3)
+    assert (refused == -1).any() and [label for label in refused.tolist() if label != -1] == [
+        label for label, other in zip(plain.tolist(), refused.tolist(), strict=True) if other != -1
+    ]
+    assert refused.dtype.kind == ("f" if kind == np.float32 else "i")
+
+
+@pytest.mark.parametrize("labels", [lambda ant: ant, lambda ant: np.where(ant, 2**64 - 1, 0).astype(np.uint64)])
+def test_an_otherwise_that_would_change_labels_is_one_line(labels, months):
+    """False and True have no third value, and no type has -1 and the largest unsigned number."""
+    images, names = months[0]
+    classifier = small(keys={"held_out": 4}).fit(images, labels(names == "ant"))
+    with pytest.raises(ValueError, match="^otherwise: .* would become .* in NumPy's array"):
+        classifier.predict(images, unknown=0.3)
+
+
 def test_classes_of_the_learner_that_are_no_labels_are_told_before_saving(months, tmp_path):
     images, names = months[0]
     classifier = small().fit(images, (names == "ant") * 5)

@@ -18,7 +18,7 @@ from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.held import held
 from pycil_wsc.runs.planning import plan_of
 from pycil_wsc.runs.run import Run
-from pycil_wsc.training.learner_state import memory_of, stored_of, without_exemplars
+from pycil_wsc.training.learner_state import memory_of, stored_of, tensors_of, without_memory
 
 # the network of the small runs: convolutions 3 -> 8 -> 16 -> 16, batch norms of 8, 16 and 16 channels, 64 features
 WEIGHTS = 9 * (3 * 8 + 8 * 16 + 16 * 16)
@@ -69,7 +69,7 @@ def test_the_parts_of_a_saved_learner_are_found_where_it_put_them(settings):
     state = learner.state_dict()
     assert memory_of(state) == learner.memory.state_dict()
     assert stored_of(state)["logits"]["values"].tolist() == [[1.0] * 3] * 2
-    names = {name for name, _ in without_exemplars(state)}
+    names = tensors_of(state).keys() | without_memory(state).keys()
     tensors = {name for name, value in state.items() if torch.is_tensor(value)}
     assert names == (tensors | learner.get_extra_state().keys()) - {"memory", "stored"}
 

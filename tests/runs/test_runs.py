@@ -453,6 +453,21 @@ def test_a_last_step_that_spoils_the_weights_is_no_result(keys, name, settings):
     assert not (run.folder / "result.json").exists()
 
 
+@pytest.mark.usefixtures("uncounted")
+def test_weights_that_are_set_without_training_are_checked_too(settings, monkeypatch):
+    """Prototypes of a later task, in which nothing is trained."""
+    config = resolve(settings | {"model_name": "simplecil"})
+    run = Run(config, load_dataset(config.dataset, "."))
+    features = run.learner.outputs.features
+
+    def spoilt(indices):
+        return features(indices) * (np.nan if run.task else 1)
+
+    monkeypatch.setattr(run.learner.outputs, "features", spoilt)
+    with without_checkpoints(), pytest.raises(TrainingDiverged, match="are no longer finite numbers after task 2"):
+        run.execute()
+
+
 def test_a_stock_pycil_file_runs_where_there_is_no_gpu(settings, tmp_path):
     stock = settings | {
         "prefix": "reproduce",

@@ -12,18 +12,16 @@ def doubtful(
     features: np.ndarray,
     labels: np.ndarray,
     known: tuple[np.ndarray, np.ndarray] | None = None,
-    margin: float = MARGIN,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Images whose label is probably wrong, and the class that each is more like: rows (k,) and classes (k,).
 
     Features are centred and have length 1. An image is compared by cosine with the mean of each class, without itself
-    in its own, and doubted if another class is nearer by more than ``margin``. The most doubtful ones come first.
+    in its own, and doubted if another class is nearer by more than ``MARGIN``. The most doubtful ones come first.
 
     Args:
         features: float (n, d).
         labels: int64 (n,). Classes of fewer than five images, ``known`` ones included, are left out.
         known: features (m, d) and labels (m,) of further images, which count for the means and are not doubted.
-        margin: of the cosines, 0 to 2.
     """
     number_of_new = len(labels)
     if known is not None:
@@ -44,7 +42,7 @@ def doubtful(
     cosines[np.arange(len(rows)), places] = -np.inf
     excess = cosines.max(1) - to_class
     order = np.argsort(-excess, kind="stable")
-    order = order[excess[order] > margin]
+    order = order[excess[order] > MARGIN]
     return rows[order], classes[cosines.argmax(1)[order]]
 
 

@@ -17,13 +17,13 @@ from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Key
 from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
-from pycil_wsc.classifier.store.perceptual import NONE, perceptual_hash
+from pycil_wsc.classifier.store.perceptual import NONE, hash_of_picture, perceptual_hash
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.update.class_names import similar_names
 from pycil_wsc.classifier.update.corrections import corrections_in
 from pycil_wsc.classifier.update.known_images import contradictions, first_alike, learns_once
 from pycil_wsc.config.image_config import Config
-from pycil_wsc.data.images.image_files import are_pictures, counted, decode, image_status, is_turned
+from pycil_wsc.data.images.image_files import are_pictures, counted, image_status, is_turned
 from pycil_wsc.data.images.paths import names_in
 from pycil_wsc.data.tasks.stream import extended
 from pycil_wsc.data.types import Dataset, Split
@@ -128,13 +128,15 @@ def findings_in(
     learned_before = _learned_before(part, present)  # first, as it refuses what cannot be learned
     looked = _looked_at(split)
     readable = looked.readable
-    kept = _known(present)
+    kept_images = [] if present is None else list(_kept_images(present))
+    kept = _known(present, kept_images)
     known = kept
     if present and learns_once(config.model_name):
         known = _learned(part, looked, present.bookkeeping.learned) | kept
     keys = _keys(split)
     duplicates = _duplicates(keys, looked, known)
-    relabelled = _relabelled(part, looked, present, keys)
+    held_out = {sha256: label for sha256, label, what in kept_images if what == HELD_OUT}
+    relabelled = _relabelled(part, looked, present, held_out, keys)
     if relabelled:
         changed, here = {image for image, _ in relabelled}, set(keys)
         duplicates = [(image, other) for image, other in duplicates if image not in changed or other in here]
@@ -218,7 +220,7 @@ def _looked_at(split: Split) -> Looked:
     for row in range(number):
         image = split.images[row]
         try:
-            picture = perceptual_hash(Image.fromarray(image) if split.in_memory else decode(str(image)))
+            picture = perceptual_hash(Image.fromarray(image)) if split.in_memory else hash_of_picture(str(image))
             sha256 = pixel_hash(image) if split.in_memory else file_hash(str(image))
         except UserError as error:
             readable[row] = False
@@ -324,12 +326,10 @@ def _kept_images(present: SavedLearner) -> Iterator[tuple[bytes, int, str]]:
                 yield bytes.fromhex(digest), label, what
 
 
-def _known(present: SavedLearner | None) -> dict[bytes, str]:
+def _known(present: SavedLearner | None, kept_images: Sequence[tuple[bytes, int, str]]) -> dict[bytes, str]:
     """SHA-256 -> what it is, of the images that the learner keeps."""
-    if present is None:
-        return {}
-    names = present.held.info.classes
-    return {sha256: f"{what} of '{names[label]}'" for sha256, label, what in _kept_images(present)}
+    names = present.held.info.classes if present else ()
+    return {sha256: f"{what} of '{names[label]}'" for sha256, label, what in kept_images}
 
 
 def _learned(part: Dataset, looked: Looked, learned: np.ndarray) -> dict[bytes, str]:
@@ -343,9 +343,16 @@ def _learned(part: Dataset, looked: Looked, learned: np.ndarray) -> dict[bytes, 
 
 
 def _relabelled(
-    part: Dataset, looked: Looked, present: SavedLearner | None, keys: Sequence[Key]
+    part: Dataset,
+    looked: Looked,
+    present: SavedLearner | None,
+    held_out: Mapping[bytes, int],
+    keys: Sequence[Key],
 ) -> list[tuple[Key, str]]:
-    """The images that were learned, or are held out, with another class, and that class."""
+    """The images that were learned, or are held out, with another class, and that class.
+
+    ``held_out``: SHA-256 -> class.
+    """
     if present is None:
         return []
     rows = np.flatnonzero(looked.readable)
@@ -353,7 +360,6 @@ def _relabelled(
     corrections = corrections_in(digests, part.train.targets[rows], part.info.classes, present)
     before = present.held.info.classes
     former_of = list(zip(rows[corrections.rows].tolist(), corrections.former.tolist(), strict=True))
-    held_out = {sha256: label for sha256, label, what in _kept_images(present) if what == HELD_OUT}
     former_of += looked.found_in(held_out)
     now = [part.info.classes[label] for label in part.train.targets.tolist()]
     return [(keys[row], before[was]) for row, was in former_of if before[was] != now[row]]

@@ -6,13 +6,16 @@ bits, one band differs in at most one. So only hashes are compared that have a b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 
 NEAR = 6  # bits of 64 in which two hashes may differ: those of 10,000 photographs of Tiny-ImageNet differ in 8 or more
 BITS = 16  # of a band
 BANDS = 64 // BITS
 FLIPS = [0, *(1 << bit for bit in range(BITS))]  # enough, as NEAR // BANDS is 1
-CHUNK = 4096  # hashes that are looked up at once
+PAIRS = 1 << 22  # that are compared at once
 ROWS = 48  # bits for a row, below those for a distance
 
 
@@ -56,22 +59,30 @@ def _nearest(hashes: np.ndarray, others: np.ndarray, rows: np.ndarray, before: n
         of_others = _band(others, band)
         order = np.argsort(of_others, kind="stable")
         bounds = np.searchsorted(of_others[order], np.arange((1 << BITS) + 1))  # of the others with each value
-        for start in range(0, len(hashes), CHUNK):
-            some = slice(start, start + CHUNK)
-            of_hashes = _band(hashes[some], band)
-            for flip in FLIPS:
-                asking, found = _in_common(of_hashes ^ flip, bounds)
+        of_hashes = _band(hashes, band)
+        for flip in FLIPS:
+            values = of_hashes ^ flip
+            for start, end in _parts(bounds[values + 1] - bounds[values]):
+                asking, found = _in_common(values[start:end], bounds)
+                asking += start
                 found = order[found]
-                distances = _differing_bits(hashes[some][asking] ^ others[found])
-                is_near = (distances <= NEAR) & (rows[found] < before[some][asking])
+                distances = _differing_bits(hashes[asking] ^ others[found])
+                is_near = (distances <= NEAR) & (rows[found] < before[asking])
                 keys = (distances[is_near].astype(np.int64) << ROWS) | rows[found[is_near]]
-                np.minimum.at(best, start + asking[is_near], keys)
+                np.minimum.at(best, asking[is_near], keys)
     return np.where(best == none, -1, best & ((1 << ROWS) - 1))
 
 
 def _band(hashes: np.ndarray, band: int) -> np.ndarray:
     """16 bits of each hash: int64 (n,)."""
     return ((hashes >> np.uint64(BITS * band)) & np.uint64((1 << BITS) - 1)).astype(np.int64)
+
+
+def _parts(counts: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The ends of parts that have some ``PAIRS`` pairs each, or one hash: ``counts`` of its pairs, (n,)."""
+    part = np.cumsum(counts) // PAIRS
+    cuts = np.flatnonzero(np.diff(part)) + 1
+    yield from pairwise([0, *cuts.tolist(), len(counts)])
 
 
 def _in_common(values: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

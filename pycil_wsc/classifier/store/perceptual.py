@@ -52,13 +52,18 @@ def perceptual_hashes_of(split: Split, workers: int = 0) -> np.ndarray:
     with ThreadPoolExecutor(max(1, at_most_one_per_core(workers))) as pool:
         for start in range(0, len(split), CHUNK):
             paths = names_in(split.images[start : start + CHUNK])
-            hashes[start : start + CHUNK] = list(pool.map(_hash_of_file, paths))
+            hashes[start : start + CHUNK] = list(pool.map(_hash_or_none, paths))
     return hashes
 
 
-def _hash_of_file(path: str) -> np.uint64:
+def hash_of_picture(path: str) -> np.uint64:
+    """The hash of an image file, of which a JPEG is decoded at a smaller size. Raises :class:`UserError`."""
+    return perceptual_hash(decode(path, 4 * SIDE))
+
+
+def _hash_or_none(path: str) -> np.uint64:
     try:
-        return perceptual_hash(decode(path, 4 * SIDE))
+        return hash_of_picture(path)
     except UserError:
         return NONE
 

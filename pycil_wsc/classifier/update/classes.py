@@ -28,7 +28,13 @@ from pycil_wsc.classifier.store.hashes import digests_of, hashes_of, with_classe
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
 from pycil_wsc.classifier.update.class_names import told_similar
 from pycil_wsc.classifier.update.class_rows import Regrouping, regrouped_state
-from pycil_wsc.classifier.update.corrections import Corrections, corrections_in, without_exemplars, without_former
+from pycil_wsc.classifier.update.corrections import (
+    Corrections,
+    called,
+    corrections_in,
+    without_exemplars,
+    without_former,
+)
 from pycil_wsc.classifier.update.held_out import rows_of
 from pycil_wsc.classifier.update.known_images import Say, learns_once, takes_out
 from pycil_wsc.classifier.update.prepare import part_of
@@ -61,11 +67,12 @@ def renamed(config: Config, present: SavedLearner, name: str, to: str) -> Change
     if to in present.held.info.classes:
         raise UserError(f"rename: '{to}' is a learned class, too; merge(['{name}', '{to}'], into='{to}') joins them")
     names = list(present.held.info.classes)
+    was = names[label]
     names[label] = to
     each_alone = [[number] for number in range(len(names))]
-    learner = _regrouped(config, present, each_alone, names, {names[label]: to, name: to})
-    change = ClassChange(did="renamed", classes=[name], to=to)
-    return _noted(config, learner, change, f"'{name}' is called '{to}' now{_beside_similar(to, names)}")
+    learner = _regrouped(config, present, each_alone, names, {was: to})
+    change = ClassChange(did="renamed", classes=[was], to=to)
+    return _noted(config, learner, change, f"'{was}' is called '{to}' now{_beside_similar(to, names)}")
 
 
 def merged(config: Config, present: SavedLearner, classes: Sequence[str], into: str) -> Changed:
@@ -100,6 +107,7 @@ def removed(config: Config, present: SavedLearner, name: str, images: Source | N
     """Leave out a class. ``images``: those of the class, which methods with sums over all classes need."""
     label = _label("remove", present, name)
     known = present.held.info.classes
+    name = known[label]
     if len(known) == 1:
         raise UserError(f"remove: '{name}' is the only class; start a new learner")
     line = f"'{name}' is removed"
@@ -122,11 +130,11 @@ def relabelled(config: Config, present: SavedLearner, images: object, to: str, s
     split = _split_of("relabel", config, images, to, say)
     hashes = present.hashes | hashes_of((split,), present.hashes)
     digests = digests_of(split, hashes)
+    held_out = digests_of(present.bookkeeping.held_out, present.hashes)
+    _refuse_unknown(split, digests, np.union1d(present.bookkeeping.learned, held_out))
     split, digests = _each_once(split, digests)
     labels = np.full(len(split), label)
     corrections = corrections_in(digests, labels, known, present)
-    _refuse_unknown(present, split, digests)
-    held_out = digests_of(present.bookkeeping.held_out, present.hashes)
     exemplars = digests_of(present.held.train, present.hashes)
     aside = np.isin(held_out, digests) & (present.bookkeeping.held_out.targets != label)
     first = corrections.first()
@@ -192,12 +200,11 @@ def _each_once(split: Split, digests: np.ndarray) -> tuple[Split, np.ndarray]:
     return rows_of(split, rows), digests[rows]
 
 
-def _refuse_unknown(present: SavedLearner, split: Split, digests: np.ndarray) -> None:
-    """Raise :class:`UserError` if an image was neither learned nor held out."""
-    held_out = digests_of(present.bookkeeping.held_out, present.hashes)
-    unknown = np.flatnonzero(~np.isin(digests, np.union1d(present.bookkeeping.learned, held_out)))
+def _refuse_unknown(split: Split, digests: np.ndarray, known: np.ndarray) -> None:
+    """Raise :class:`UserError` if an image was neither learned nor held out: its digest is not ``known``."""
+    unknown = np.flatnonzero(~np.isin(digests, known))
     if len(unknown):
-        first = f"image {unknown[0]}" if split.in_memory else str(split.images[unknown[0]])
+        first = called(split, int(unknown[0]))
         raise UserError(f"relabel: {len(unknown)} of {len(split)} images were never learned, such as {first}; learn it")
 
 

@@ -15,7 +15,6 @@ from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import Importance, WeightSpaceConsolidation
 from pycil_wsc.consolidation.batch_norm import restored_modes
 from pycil_wsc.consolidation.importance import as_importance
-from pycil_wsc.consolidation.trackers import Tracker
 from pycil_wsc.data.batches.order import WHOLE
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import synchronize
@@ -137,17 +136,15 @@ class UnaugmentedBatches:
 
 
 @contextlib.contextmanager
-def cost_of_scoring(learner: Scoring, tracker: Tracker, at_reset: bool) -> Iterator[None]:
-    """A context that records in ``learner.scoring`` the seconds within it and the bytes that ``tracker`` holds.
+def cost_of_scoring(learner: Scoring, at_reset: bool) -> Iterator[None]:
+    """A context that records in ``learner.scoring`` the seconds within it.
 
     Only ``at_reset`` does it wait for the device: a step must not, so that on a GPU its launch alone is timed.
     """
-    costs = learner.scoring
-    costs["importance_bytes"] = max(costs["importance_bytes"], tracker.nbytes)
     if at_reset:
         synchronize(learner.device)
     start = time.perf_counter()
     yield
     if at_reset:
         synchronize(learner.device)
-    costs["importance_seconds"] += time.perf_counter() - start
+    learner.scoring["importance_seconds"] += time.perf_counter() - start

@@ -167,7 +167,7 @@ class Consolidated(BaseLearner):
         return costs
 
     def get_extra_state(self) -> State:
-        phase = self.consolidation.state_dict() if self.consolidation else {"warm_epochs": math.inf}
+        phase = self.consolidation.state_dict() if self.consolidation else {}
         totals = {"warmups": self.warmups, "replaced": self.replaced, "scoring": dict(self.scoring)}
         return super().get_extra_state() | {"wsc": phase | totals}
 
@@ -231,6 +231,8 @@ class ConsolidatedPhase:
         wsc = options.build(self.learner.network.named_parameters(), run.epochs, run.batches, **given)
         wsc.check_fits(run.steps)
         wsc.measure = functools.partial(cost_of_scoring, self.learner)
+        costs = self.learner.scoring
+        costs["importance_bytes"] = max(costs["importance_bytes"], wsc.tracked_bytes)
         return wsc
 
     def _hold_rate(self) -> None:

@@ -84,7 +84,7 @@ class PrototypeLearner(ClassRows, DistillingLearner):
     def scaled_cross_entropy(
         self, logits: Tensor, targets: Tensor, classes: Tensor | None = None, weighted: bool = True
     ) -> Tensor:
-        """The cross-entropy at the configured temperature; arguments as of :meth:`cross_entropy`."""
+        """The cross-entropy at the configured temperature; arguments as of :meth:`.over.Over.cross_entropy`."""
         return self.over.cross_entropy(logits.float() / self.config.options.temp, targets, classes, weighted)
 
 

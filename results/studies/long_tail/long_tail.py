@@ -3,11 +3,6 @@
 python docs/scripts/generate.py
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "scripts"))
-
 from over_seeds import beside, grouped
 
 MEASURES = {"average": "average accuracy", "weakest_tenth": "on the worst tenth", "forgetting": "forgetting"}

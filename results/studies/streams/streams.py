@@ -4,10 +4,6 @@ python docs/scripts/generate.py
 """
 
 import statistics
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "scripts"))
 
 from over_seeds import Row, beside, grouped
 
