@@ -464,7 +464,8 @@ def test_weights_that_are_set_without_training_are_checked_too(settings, monkeyp
         return features(indices) * (np.nan if run.task else 1)
 
     monkeypatch.setattr(run.learner.outputs, "features", spoilt)
-    with without_checkpoints(), pytest.raises(TrainingDiverged, match="^the weights are no longer finite numbers after task 2"):
+    error = "^the weights are no longer finite numbers after task 2"
+    with without_checkpoints(), pytest.raises(TrainingDiverged, match=error):
         run.execute()
 
 
