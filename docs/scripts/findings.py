@@ -242,9 +242,9 @@ def by_chance(findings: Sequence[Finding]) -> tuple[int, set[int]]:
 
 
 def summaries(findings: Sequence[Finding], needed: int) -> list[tuple[str, ...]]:
-    """The rows of a table of claims, the header first. A verdict on fewer than ``needed`` seeds holds so far only."""
+    """The rows of a table of claims, the header first. A verdict on fewer than ``needed`` seeds has their number."""
     _, lost = by_chance(findings)
-    header = ("claim", "memory, %", "the paper", "ours", "detectable", "verdict")
+    header = ("claim", "memory, %", "verdict", "ours", "the paper", "detectable")
     return [header, *(summary(each, needed, place in lost) for place, each in enumerate(findings))]
 
 
@@ -257,13 +257,13 @@ def summary(each: Finding, needed: int, by_chance: bool = False) -> tuple[str, .
     if by_chance:
         verdict += ", not by Holm"
     if len(seeds) == 1:
-        verdict = "one seed so far"
+        verdict = "one seed"
     elif 1 < len(seeds) < needed:
-        verdict += f" so far ({len(seeds)} seeds)"
+        verdict += f" ({len(seeds)} seeds)"
     least = ""
     if claim.measure != "cost" and len(seeds) > 1:
         least = f"{detectable(len(seeds)) * interval(seeds)[1]:.2f}"
-    return _claimed(claim), _sizes(claim), _papers(each), measured(claim, seeds), least, verdict
+    return _claimed(claim), _sizes(claim), verdict, measured(claim, seeds), _papers(each), least
 
 
 def _claimed(claim: Claim) -> str:

@@ -5,6 +5,7 @@ python results/studies/night/claims.py
 """
 
 import sys
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import claims_figure
 import claims_in_detail
 from findings import RESET_GAIN, SHARES, VERDICTS, Claim, Finding, finding, summaries
 from night_runs import DISTILLING, EIGHT, EXPANDING, OTHERS, SEEDS, THREE, in_setting, table_of
-from over_seeds import ROOT, recorded
+from over_seeds import ROOT, Row, recorded
 
 IMAGE = ROOT / "docs" / "images" / "claims.svg"
 MARGIN = 1.0  # points of accuracy that count as no difference
@@ -181,22 +182,23 @@ STANDING = (  # claims that these runs decide and those of results/studies/well_
 )
 
 
-def all_findings() -> list[Finding]:
+def all_findings(runs: Sequence[Row]) -> list[Finding]:
     """What the runs say of all claims, unflattering verdicts first."""
-    table = table_of(recorded("night"))
+    table = table_of(runs)
     found = [finding(claim, table) for claim in CLAIMS]
     return sorted(found, key=lambda each: VERDICTS.index(each.verdict))
 
 
 def rows() -> list[tuple[str, ...]]:
     """The header and the rows of the second table of docs/claims.md, as they are in the table of all claims."""
-    found = all_findings()
+    found = all_findings(recorded("night"))
     header, *of_claims = summaries(found, SEEDS)
     return [header, *(row for each, row in zip(found, of_claims, strict=True) if each.claim.text in STANDING)]
 
 
 def main() -> None:
-    runs, found = recorded("night"), all_findings()
+    runs = recorded("night")
+    found = all_findings(runs)
     claims_in_detail.PAGE.write_text(claims_in_detail.page(runs, found), encoding="utf-8")
     claims_by_memory.PAGE.write_text(claims_by_memory.page(runs, found), encoding="utf-8")
     claims_figure.draw(IMAGE, runs)

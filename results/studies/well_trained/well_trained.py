@@ -147,10 +147,14 @@ def below_claims() -> str:
     """How many seeds the claims have, Holm's correction, and the noise floor."""
     found = all_findings()
     count, lost = by_chance(found)
-    holm = f"Holm's correction is for {count} tests and changes {len(lost)} verdicts. " if count else ""
+    preliminary, holm = "", ""
+    if min(len(each.seeds) for each in found) < NEEDED:
+        preliminary = f" With fewer than {NEEDED}, a verdict is preliminary."
+    if count:
+        holm = f" Verdicts that Holm's correction for {count} tests changes: {len(lost)}."
     few, all_images = gains(table(), OTHER_ORDER, "replay")
     return (
-        f"Seeds of a claim: {seeds_of(found)}. A verdict needs {NEEDED}. {holm}"
+        f"Seeds of a claim: {seeds_of(found)}.{preliminary}{holm} "
         f"The noise: with another order of the data, Replay's average accuracy differs by {few} points with 20 % of "
         f"the images in memory, and by {all_images} with 100 %."
     )
