@@ -233,19 +233,19 @@ EFFECTS = {"Replay": 0, NOISE: 0, BATCH_NORM: 0, AVERAGED: 2, "WSC": 5, FRESH: -
 
 
 def made_up(seeds, fitted=99.0):
-    """Runs of all arms in which the effects are known, and scattered by half a point."""
+    """Runs of all arms, scattered by half a point around means that differ by exactly the effects."""
     draws, runs = np.random.default_rng(0), []
-    for seed in range(seeds):
-        for arm, effect in EFFECTS.items():
-            for memory in (100,) if arm in (FRESH, TWICE) else (20, 100):
-                noise = draws.normal(0, 0.5, 2)
+    for arm, effect in EFFECTS.items():
+        for memory in (100,) if arm in (FRESH, TWICE) else (20, 100):
+            noise = draws.normal(0, 0.5, (seeds, 2))
+            noise -= noise.mean(axis=0)
+            for seed in range(seeds):
                 run = {"method": "wsc", "label": arm, "memory": memory, "seed": seed, "images_trained": 1}
-                run |= {f"among_newest_{task}": 80.0 + effect - memory / 20 + noise[0] for task in range(1, 6)}
-                run |= {f"accuracy_{task}": 50.0 for task in range(1, 6)} | {
-                    "forgetting": 40.0 - memory / 10 + noise[1]
-                }
-                run |= {f"fitted_{task}": fitted for task in range(1, 6)} | {"train_flops": 1e9}
-                runs.append(run | {"average": 50.0 + seed + effect + noise[1]})
+                among, average = noise[seed]
+                run |= {f"among_newest_{task}": 80 + effect - memory / 20 + among for task in range(1, 6)}
+                run |= {f"fitted_{task}": fitted for task in range(1, 6)} | {"accuracy_1": 50.0, "train_flops": 1e9}
+                run |= {"average": 50 + seed + effect + average, "forgetting": 40 - memory / 10 + among}
+                runs.append(run)
     return runs
 
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "scripts"))
 
 import numpy as np
 import pandas as pd
+from figure import OTHER, TEXT, WSC, pyplot, save
 from findings import CONVERGED, Claim, Finding, by_chance, by_seed, differences, finding, summaries
 from over_seeds import (
     LEVEL,
@@ -250,8 +251,6 @@ def points() -> dict[str, dict[str, list[float]]]:
 
 def draw(path: Path) -> None:
     """Write the figure: each arm's gain over Replay with its interval, at both memory sizes."""
-    from figure import OTHER, TEXT, WSC, pyplot, save
-
     plt, shown = pyplot(), points()
     names = [arm for arm in list(ARMS)[:0:-1] if any(arm in of_size for of_size in shown.values())]
     figure, axis = plt.subplots(figsize=(4.2, 4.4), layout="constrained")
