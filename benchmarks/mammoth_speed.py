@@ -102,7 +102,7 @@ class Ours(Monitor):
         rows = np.random.default_rng(steps).permutation(self.task.train_indices)[: steps * self.batch]
         run = PhaseRun(replace(phase, indices=rows), 0, self.batch, by_step=False)
         start = time.perf_counter()
-        loop.fit(learner, self.task, run, 0, self)
+        loop.fit(learner, self.task, run, self)
         return (time.perf_counter() - start) / steps
 
 

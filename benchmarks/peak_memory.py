@@ -95,7 +95,7 @@ class Steps(Monitor):
             self.counter = PeakBytes()
             self.counter.__enter__()
 
-    def phase_started(self, task, run, first):
+    def phase_started(self, task, run):
         phase = run.phase
         batch = self.bare.batch(phase)
         for _ in range(STEPS):

@@ -296,7 +296,7 @@ class Engine(Variant):
         compiles = bool(self.learner.config.compile)
         run = budget.planned(self.learner, self.task, number, replace(phase, epochs=compiles + self.epochs))
         self.learner.begin_phase(self.task, run)
-        loop.fit(self.learner, self.task, run, 0, Compiling(self) if compiles else Monitor())
+        loop.fit(self.learner, self.task, run, Compiling(self) if compiles else Monitor())
 
 
 class Compiling(Monitor):

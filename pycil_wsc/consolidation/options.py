@@ -90,16 +90,20 @@ class WSCOptions:
     first_task: bool = option(False, "also consolidate in the first task")
 
     def __post_init__(self) -> None:
+        self._check_each()
+        if self.warmup >= 1 and self.reset != "none":
+            raise ValueError("warmup: 1 leaves no step after the reset; use a smaller value")
+        if self.average_every >= 1 and self.average_every % 1:
+            raise ValueError(f"average_every: {self.average_every} is neither a whole number nor below 1")
+
+    def _check_each(self) -> None:
+        """Give each value the type of its option, and check its limits; for a host that has not done so."""
         hints = _hints(type(self))
         for option in fields(self):
             if option.metadata:
                 value = _typed(option.name, getattr(self, option.name), hints[option.name])
                 object.__setattr__(self, option.name, value)
                 _check_limits(option.name, value, option.metadata)
-        if self.warmup >= 1 and self.reset != "none":
-            raise ValueError("warmup: 1 leaves no step after the reset; use a smaller value")
-        if self.average_every >= 1 and self.average_every % 1:
-            raise ValueError(f"average_every: {self.average_every} is neither a whole number nor below 1")
 
     def build(
         self, named_parameters: Iterable[tuple[str, Tensor]], epochs: int, per_epoch: int = 1, **given: Any

@@ -56,6 +56,9 @@ class Consolidation(WSCOptions):
         choices=("replay", "all"),
     )
 
+    def _check_each(self) -> None:
+        """They were checked as keys."""
+
 
 @dataclass(frozen=True)
 class SharedOptions:

@@ -22,6 +22,13 @@ class ClosedFormNet(IncrementalNet):
     def __init__(self, backbone: Backbone, head: nn.Module):
         super().__init__(backbone, lambda width: head)
         self.first_head: nn.Module | None = None
+        self.register_load_state_dict_pre_hook(_without_first_head)
+
+
+def _without_first_head(network: ClosedFormNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Remove ``first_head`` if the ``state`` that is loaded is from after the training of the first task."""
+    if not any(name.startswith(f"{prefix}first_head.") for name in state):
+        network.first_head = None
 
 
 class Lent(Backbone):

@@ -81,9 +81,10 @@ class Journal:
         self.log.info("%s %s", self.bar.task, line)
         self.bar.say(line)
 
-    def resumed(self, run: PhaseRun, first: int) -> None:
-        """The run goes on with epoch ``first`` of a phase."""
+    def resumed(self, run: PhaseRun) -> None:
+        """The run goes on within a phase."""
         phase = run.phase
+        first = run.first
         ended = first == run.epochs  # stopped while exemplars were chosen, or in the test
         where = f"after {phase.name} epoch {first}" if ended else f"with {phase.name} epoch {first + 1}"
         self.say(f"resumes {where}/{run.epochs}")

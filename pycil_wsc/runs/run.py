@@ -209,12 +209,12 @@ class Run(Monitor):
     def task_started(self, task: Task) -> None:
         self.records.task_started(task)
 
-    def phase_started(self, task: Task, run: PhaseRun, first: int) -> None:
+    def phase_started(self, task: Task, run: PhaseRun) -> None:
         self.journal.tick()
-        self.journal.bar.start(run.phase.name, first, run.epochs, self.learner.spent.images)
+        self.journal.bar.start(run.phase.name, run.first, run.epochs, self.learner.spent.images)
         if self.resumes:
             self.resumes = False
-            self.journal.resumed(run, first)
+            self.journal.resumed(run)
 
     def step(self, images: int) -> None:
         self.journal.bar.step(images * self.processes.count)

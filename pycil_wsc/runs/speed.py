@@ -136,7 +136,7 @@ class Stopwatch(Monitor):
         self.images = 0.0  # images in the timed steps
         self.started = 0.0
 
-    def phase_started(self, task: Task, run: PhaseRun, first: int) -> None:
+    def phase_started(self, task: Task, run: PhaseRun) -> None:
         self.untimed = max(0, min(self.warm_up, run.steps - 1))
         self.images = 0.0
         self.started = self._now()

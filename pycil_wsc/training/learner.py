@@ -77,8 +77,6 @@ class BaseLearner(nn.Module):
     Attributes:
         Options: a frozen dataclass of the method's own keys (:func:`pycil_wsc.keys.key`).
         Plan: what is known of the method before it has a network: facts, and arithmetic (:class:`.plan.Plan`).
-        restoring: whether a stopped run is being restored: in :meth:`begin_task` and :meth:`phases`, until the phase
-            that resumes has its state.
     """
 
     network: IncrementalNet  # what `build` returns
@@ -135,7 +133,6 @@ class BaseLearner(nn.Module):
         self.over = Over(processes, config.label_smoothing)
         self.memory = configured_memory(config, self.plan, device)
         self.spent = Spent()
-        self.restoring = False
         with seeding.seeded(self.config.seed, "weights"):
             self.network = self.build()
         _place(self)
@@ -147,31 +144,37 @@ class BaseLearner(nn.Module):
         return IncrementalNet(self.new_backbone())
 
     def grow(self, task: Task) -> None:
-        """Extend the network to the task's classes. When a run resumes, called for each earlier task first."""
+        """Extend the network to the task's classes, and note what hooks need to know of the task.
+
+        When a run resumes, called for each earlier task first, and before the state is loaded: it may depend on the
+        configuration and the tasks alone.
+        """
         self.network.grow(num_logits(self.config, task, self.manager))
 
     def begin_task(self, task: Task) -> None:
         """Called before training, after :meth:`grow`.
 
-        When a run resumes within the task, the state has been restored: weights, memory, and what the learner itself
-        keeps. The weights are those of the stop, not those from before the task. What this hook computes from weights
-        must therefore be part of the state too, which is loaded once more when the phase resumes.
+        Not called when a run resumes within the task: what it computes must be part of the state, as buffers and what
+        ``get_extra_state`` returns are.
         """
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        """The task's phases, in order; a generator may prepare each just before it starts.
+        """The task's phases, in order, each declared when the one before it has ended.
 
-        A method without training yields none, and learns in :meth:`end_task`. When a run resumes, the generator starts
-        from its beginning with the state of the stop, which is loaded once more when the phase that resumes has been
-        yielded.
+        A method without training yields none, and learns in :meth:`end_task`. This declares, and changes no weights:
+        when a run resumes, it runs from its beginning with the state of the stop, and phases that have ended are
+        passed over. What happens between two phases belongs in :meth:`end_phase`.
         """
         yield self.main_phase(task)
 
     def begin_phase(self, task: Task, run: PhaseRun) -> None:
         """Called before a phase, whose length and learning rates are known now and may be changed: ``run``.
 
-        When the phase resumes, its state is loaded afterwards.
+        Also called when a run resumes within the phase, with the state of the stop; ``run.first`` is above 0 then.
         """
+
+    def end_phase(self, task: Task, run: PhaseRun) -> None:
+        """Called after the last epoch of a phase: for what the next one starts from."""
 
     def before_step(self, batch: Batch) -> Batch:
         """The batch to train on, by default ``batch`` itself: for images that are mixed, as by CutMix, and for passes
@@ -336,13 +339,12 @@ class BaseLearner(nn.Module):
         grow_for(self, task)
         if isinstance(self.memory, StreamMemory):
             self.memory.limit(num_logits(self.config, task, self.manager), len(self.manager.tasks))
-        self.restoring = resume is not None
         if resume:
-            self.load_state_dict(resume.learner, strict=False)  # `begin_task` or a phase may add to it
-        if self.plan.chooses_first:
-            self._choose_exemplars(task)
-        self.begin_task(task)
-        if not resume:
+            self.load_state_dict(resume.learner)
+        else:
+            if self.plan.chooses_first:
+                self._choose_exemplars(task)
+            self.begin_task(task)
             monitor.task_started(task)
         if trained:
             learner_state.load_first_task(self, trained)

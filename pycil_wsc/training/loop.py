@@ -19,21 +19,19 @@ def train(learner: Trainable, task: Task, monitor: Monitor, resume: Resume | Non
     """Train the phases of a task, from the position ``resume`` on."""
     for number, phase in enumerate(learner.phases(task)):
         if resume and number < resume.phase:
-            learner.load_state_dict(resume.learner, strict=False)  # what the next phase is prepared from
             continue
         run = budget.planned(learner, task, number, phase)
-        learner.begin_phase(task, run)
-        first = 0
         if resume and number == resume.phase:
-            learner.load_state_dict(resume.learner)
+            run.first = resume.epoch
+        learner.begin_phase(task, run)
+        if resume and number == resume.phase:
             phase.optimizer.load_state_dict(resume.optimizer)
-            first = resume.epoch
-            learner.restoring = False
-        fit(learner, task, run, first, monitor)
+        fit(learner, task, run, monitor)
+        learner.end_phase(task, run)
 
 
-def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Monitor) -> None:
-    """Train the epochs of a phase, from epoch ``first``. Synchronises with the device at the end of an epoch only."""
+def fit(learner: Trainable, task: Task, run: PhaseRun, monitor: Monitor) -> None:
+    """Train the epochs of a phase that are left. Synchronises with the device at the end of an epoch only."""
     phase = run.phase
     processes = learner.processes
     device = learner.device
@@ -41,13 +39,13 @@ def fit(learner: Trainable, task: Task, run: PhaseRun, first: int, monitor: Moni
     cost = StepCost()
     backward = Backward(learner, phase)
     learner.over.weights.begin(learner.batches.class_weights(phase, task.index))
-    if first:  # a step may cost more or less than that of the first epoch, which counts
+    if run.first:  # a step may cost more or less than that of the first epoch, which counts
         cost.per_image = spent.per_image
         cost.per_exemplar = spent.per_exemplar
         cost.replays = spent.replays
-    monitor.phase_started(task, run, first)
+    monitor.phase_started(task, run)
     learner.zero_grad(set_to_none=True)
-    for epoch in range(first, run.epochs):
+    for epoch in range(run.first, run.epochs):
         run.begin_epoch(epoch)
         learner.eval()
         phase.network.train()

@@ -58,6 +58,7 @@ class PhaseRun:
         epochs: the epochs, of which the last may end early.
         steps: the optimiser steps of all epochs.
         lr: the learning rate at a position in the schedule, in epochs.
+        first: the epoch with which the phase begins; above 0 when a stopped run resumes within it.
         done: the steps of the current epoch so far.
         replayed: the exemplars in these steps, in this process.
         drawn: those of them that are drawn beside the batches, in all processes.
@@ -73,6 +74,7 @@ class PhaseRun:
         self.epochs = phase.epochs
         self.steps = phase.epochs * self.batches
         self.lr = phase.lr
+        self.first = 0
         self.done = 0
         self.replayed = 0
         self.drawn = 0
@@ -143,8 +145,8 @@ class Monitor:
     def task_started(self, task: Task) -> None:
         pass
 
-    def phase_started(self, task: Task, run: PhaseRun, first: int) -> None:
-        """A phase begins, or goes on, with epoch ``first``."""
+    def phase_started(self, task: Task, run: PhaseRun) -> None:
+        """A phase begins, or goes on, with epoch ``run.first``."""
 
     def step(self, images: int) -> None:
         pass

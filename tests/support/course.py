@@ -119,7 +119,7 @@ class Course:
     def task_trained(self, task):
         assert all(parameter.isfinite().all() for parameter in self.learner.parameters())
 
-    def phase_started(self, task, run, first):
+    def phase_started(self, task, run):
         self.steps.interrupted()
         self.phase = run.phase.name
         self.phases.add(self.phase)

@@ -45,7 +45,7 @@ def recorded(name, tmp_path, tasks=3, prepare=lambda learner: None, **keys):
     data = small_data(tmp_path / "data.npz", per_class=6)
     run = run_of(SMALL | {"dataset": f"npz:{data}", "out": str(tmp_path), "model_name": name} | keys)
     learner = run.learner
-    phases, found = learner.phases, []
+    phases, end_phase, found = learner.phases, learner.end_phase, []
 
     def watched(task):
         prepare(learner)
@@ -61,9 +61,12 @@ def recorded(name, tmp_path, tasks=3, prepare=lambda learner: None, **keys):
                 return value, logits
 
             yield replace(phase, loss=loss)
-            record.after = copy.deepcopy(learner.network.state_dict())
 
-    learner.phases = watched
+    def phase_ended(task, run):
+        found[-1].after = copy.deepcopy(learner.network.state_dict())
+        end_phase(task, run)
+
+    learner.phases, learner.end_phase = watched, phase_ended
     for task in run.manager.tasks[:tasks]:
         learner.learn(task, SILENT)
     return SimpleNamespace(learner=learner.eval(), run=run, phases=found)

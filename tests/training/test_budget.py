@@ -183,9 +183,9 @@ def test_an_alignment_on_drawn_features_keeps_its_epochs_under_a_budget(settings
     """The operations that the first phase leaves would be thousands of them."""
     lengths, started = [], Run.phase_started
 
-    def remember(self, task, run, first):
+    def remember(self, task, run):
         lengths.append((task.index, run.phase.name, run.epochs))
-        started(self, task, run, first)
+        started(self, task, run)
 
     monkeypatch.setattr(Run, "phase_started", remember)
     keys = {"epochs": 2, "init_epoch": 2, "max_tasks": 2, "precision": "fp32", "batch_size": 4, "ca_epochs": 3}
@@ -228,10 +228,10 @@ def test_the_warm_up_is_a_share_of_the_steps_that_a_budget_leaves(keys, settings
     finished = run(settings, **OPERATIONS | short | keys, consolidate=True)
     begun, started = [], finished.phase_started
 
-    def phase_started(task, run, first):
+    def phase_started(task, run):
         if task.index:
             begun.append((finished.learner.consolidation.wsc.warmup_steps, run.steps))
-        started(task, run, first)
+        started(task, run)
 
     finished.phase_started = phase_started
     finished.execute()

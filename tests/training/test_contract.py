@@ -184,7 +184,16 @@ def test_a_definition_may_be_executed_again_as_in_a_notebook(registered):
 
 # ---- the hooks -------------------------------------------------------------------------------------------------------
 
-HOOKS = ("begin_task", "after_backward", "after_step", "after_epoch", "end_task", "after_memory")
+HOOKS = (
+    "begin_task",
+    "begin_phase",
+    "after_backward",
+    "after_step",
+    "after_epoch",
+    "end_phase",
+    "end_task",
+    "after_memory",
+)
 
 
 def test_the_hooks_are_called_in_the_order_of_the_page(settings, registered):
@@ -201,14 +210,15 @@ def test_the_hooks_are_called_in_the_order_of_the_page(settings, registered):
     run = run_of(settings, model_name=name, init_epoch=2, batch_size=12, max_tasks=1)
     run.learner.learn(run.manager.tasks[0], SILENT)
     step = ["loss", "after_backward", "after_step"]
-    assert calls == ["begin_task", *2 * [*2 * step, "after_epoch"], "end_task", "after_memory"]
+    epochs = 2 * [*2 * step, "after_epoch"]
+    assert calls == ["begin_task", "begin_phase", *epochs, "end_phase", "end_task", "after_memory"]
 
 
-def test_begin_task_sees_the_restored_state_when_a_run_resumes(settings, registered):
+def test_begin_phase_sees_the_restored_state_when_a_run_resumes(settings, registered):
     seen = []
 
     class Remembers(Replay):
-        def begin_task(self, task):
+        def begin_phase(self, task, run):
             seen.append((task.index, len(self.memory), self.memory.stored.rows.keys() == {"index"}))
 
         def after_memory(self, task):
@@ -446,7 +456,8 @@ def test_stages_that_are_no_maps_are_one_line():
             with_stages(backbone, torch.randn(2, 3, 6, 6))
 
 
-def test_a_hook_knows_whether_a_stopped_run_is_being_restored(settings, registered):
+def test_what_was_done_before_a_stop_is_not_done_again(settings, registered):
+    """Neither the beginning of the task, nor a phase that has ended; the state is loaded once, and first."""
     seen = []
 
     class Watching(Replay):
@@ -455,24 +466,31 @@ def test_a_hook_knows_whether_a_stopped_run_is_being_restored(settings, register
             epoch_keys = ("epochs", "epochs")
 
         def begin_task(self, task):
-            seen.append((task.index, "task", self.restoring))
+            seen.append((task.index, "begins"))
 
         def phases(self, task):
-            for number in range(2 if task.index else 1):
-                seen.append((task.index, number, self.restoring))
+            for _ in range(2 if task.index else 1):
                 yield self.main_phase(task)
 
-        def after_epoch(self, task, run, epoch, loss):
-            assert not self.restoring
+        def begin_phase(self, task, run):
+            seen.append((task.index, run.number, "from", run.first))
+
+        def end_phase(self, task, run):
+            seen.append((task.index, run.number, "ends"))
+
+        def load_state_dict(self, *arguments, **keys):
+            seen.append("loaded")
+            return super().load_state_dict(*arguments, **keys)
 
     name = registered(Watching)
     keys = {"model_name": name, "init_epoch": 1, "epochs": 2, "milestones": [], "max_tasks": 2}
     with killed_at(lambda calls: calls[-1][0] == {"task": 1, "phase": 1, "epoch": 1}):
         run_of(settings, **keys).execute()
-    assert seen == [(0, "task", False), (0, 0, False), (1, "task", False), (1, 0, False), (1, 1, False)]
+    first = [(0, "begins"), (0, 0, "from", 0), (0, 0, "ends")]
+    assert seen == [*first, (1, "begins"), (1, 0, "from", 0), (1, 0, "ends"), (1, 1, "from", 0)]
     seen.clear()
     run_of(settings, **keys).execute()
-    assert seen == [(1, "task", True), (1, 0, True), (1, 1, True)]
+    assert seen == ["loaded", (1, 1, "from", 1), (1, 1, "ends")]
 
 
 def test_quotas_may_differ_from_class_to_class(settings, registered):

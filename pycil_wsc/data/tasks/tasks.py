@@ -86,7 +86,7 @@ class TaskSequence:
 
     def first_class(self, task: Task) -> int:
         """The first class, in learning order, of the task's images: ``num_old`` if all its classes are new."""
-        return int(self.train_targets[task.train_indices].min())
+        return int(self.train_targets[task.train_indices].min(initial=task.num_old))
 
     def _tasks(self) -> list[Task]:
         """The tasks, of which a stream may have thousands: their training samples are sorted at once."""

@@ -94,13 +94,15 @@ class ClosedForm(BaseLearner):
         """The layer with which the first task trains the backbone."""
         return nn.Linear(width, classes, bias=False)
 
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        if not task.index and self.plan.adapts():
+            with seeding.seeded(self.config.seed, "weights", task.index):
+                self.network.first_head = self.first_head(self.network.backbone.out_dim, task.num_seen)
+
     def phases(self, task: Task) -> Iterator[Phase]:
-        if task.index or not self.plan.adapts():
-            return
-        with seeding.seeded(self.config.seed, "weights", task.index):
-            first_head = self.first_head(self.network.backbone.out_dim, task.num_seen)
-        self.network.first_head = first_head.to(self.device)
-        yield self.main_phase(task)
+        if not task.index and self.plan.adapts():
+            yield self.main_phase(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         assert self.network.first_head is not None

@@ -107,6 +107,7 @@ class Consolidated(BaseLearner):
         self.scoring = {"importance_seconds": 0.0, "importance_bytes": 0, "importance_passes": 0.0}
         self.warmups: list[int | None] = []  # epochs before the reset, per task
         self.replaced: list[int] = []  # units replaced, per task
+        self.stopped: State = {}  # that of the consolidation with which a stopped run resumes
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
@@ -137,6 +138,9 @@ class Consolidated(BaseLearner):
         super().begin_phase(task, run)
         if self._consolidates(task):
             self.consolidation = ConsolidatedPhase(self, task, run)
+            if run.first:
+                self.consolidation.load_state_dict(self.stopped)
+                self.stopped = {}
 
     def after_epoch(self, task: Task, run: PhaseRun, epoch: int, loss: float) -> None:
         super().after_epoch(task, run, epoch, loss)
@@ -177,9 +181,8 @@ class Consolidated(BaseLearner):
         self.scoring = dict(saved["scoring"])
         self.warmups = list(saved["warmups"])
         self.replaced = list(saved["replaced"])
+        self.stopped = saved
         self.spent.costs |= self._costs()
-        if self.consolidation:
-            self.consolidation.load_state_dict(saved)
 
 
 class ConsolidatedPhase:

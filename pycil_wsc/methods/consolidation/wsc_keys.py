@@ -46,3 +46,6 @@ class WSCKeys(RivalKeys, EpochOptions):
         low=0,
         high=0.5,
     )
+
+    def _check_each(self) -> None:
+        """They were checked as keys."""

@@ -79,14 +79,14 @@ class COIL(DistillingLearner):
         width = self.network.head.in_features
         for name, shape in (("new_rows", (task.num_new, width)), ("old_rows", (task.num_old, width)), ("terms", 2)):
             self.register_buffer(name, torch.zeros(shape))
+        self.new = task.train_indices[self.manager.train_targets[task.train_indices] >= task.num_old]
 
     @torch.no_grad()
     def begin_task(self, task: Task) -> None:
-        self.new = task.train_indices[self.manager.train_targets[task.train_indices] >= task.num_old]
         self.epoch = 0
         self.step = 0
         self.due = False
-        if not task.index or self.restoring:  # the transport is in the state
+        if not task.index:
             return
         weight = self.network.head.weight
         rows = self.transported(self.images_before(task), self.new)

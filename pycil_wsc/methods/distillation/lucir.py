@@ -1,6 +1,6 @@
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -130,6 +130,8 @@ class LUCIR(DistillingLearner):
 
     balanced: list[int] | None = None  # the exemplars after the task, while the second phase trains on them
 
+    statistics: Sequence[Tensor] = ()  # those of batch norm, while they stay as they are
+
     def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), PrototypeHead)
 
@@ -140,7 +142,6 @@ class LUCIR(DistillingLearner):
 
     def begin_task(self, task: Task) -> None:
         self.balanced = None
-        self.statistics: list[Tensor] = []
         if task.index and task.num_new and self.config.options.imprint:
             self.imprint(task)
 
@@ -164,8 +165,6 @@ class LUCIR(DistillingLearner):
     def phases(self, task: Task) -> Iterator[Phase]:
         yield self.main_phase(task)
         options = self.config.options
-        if self.balanced is None:  # otherwise a stopped run resumes in the second phase
-            self.balanced = self._exemplars_after(task).tolist()
         indices = np.array(self.balanced, np.int64)
         steps = options.ft_decay_steps or 10 * self.batches.number(len(indices))
         epochs = steps / self.batches.number(len(indices))
@@ -180,6 +179,10 @@ class LUCIR(DistillingLearner):
             loss=self.balanced_loss,
         )
 
+    def end_phase(self, task: Task, run: PhaseRun) -> None:
+        if not run.number:
+            self.balanced = self._exemplars_after(task).tolist()
+
     def _exemplars_after(self, task: Task) -> np.ndarray:
         """Those that will be chosen after the task: the second phase leaves the features as they are."""
         rng = np.random.default_rng(seeding.derived_seed(self.config.seed, "exemplars", task.index))
@@ -188,7 +191,7 @@ class LUCIR(DistillingLearner):
         return chosen.indices
 
     def begin_phase(self, task: Task, run: PhaseRun) -> None:
-        self.statistics = []
+        self.statistics = ()
         if run.number:
             run.by_step = True  # Mammoth's scheduler counts batches
             self.statistics = [buffer.clone() for buffer in self.network.buffers()]

@@ -21,7 +21,7 @@ from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.optimizers.schedules import cosine_lr
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.phase import Phase, PhaseRun
 
 Features = Callable[[np.ndarray], np.ndarray]
 MapClasses = Callable[..., Iterable[np.ndarray]]
@@ -84,12 +84,6 @@ class PODNet(DistillingLearner):
 
     def phases(self, task: Task) -> Iterator[Phase]:
         yield self.main_phase(task)
-        if not task.index:
-            return
-        if not self.restoring:  # otherwise they are in the state
-            seed, targets = seeding.derived_seed(self.config.seed, "balanced", task.index), self.manager.train_targets
-            chosen = balanced_set(self.memory, task, targets, seed, self.outputs.features, self.processes.map)
-            self.balanced = chosen.tolist()
         if self.balanced:
             c, options = self.config, self.config.options
             yield replace(
@@ -99,6 +93,14 @@ class PODNet(DistillingLearner):
                 indices=np.array(self.balanced),
                 mixed=False,
             )
+
+    def end_phase(self, task: Task, run: PhaseRun) -> None:
+        if not task.index or run.number:
+            return
+        seed = seeding.derived_seed(self.config.seed, "balanced", task.index)
+        targets = self.manager.train_targets
+        chosen = balanced_set(self.memory, task, targets, seed, self.outputs.features, self.processes.map)
+        self.balanced = chosen.tolist()
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         options, before = self.config.options, None

@@ -14,7 +14,7 @@ from pycil_wsc.networks.nets import ExpandingNet
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.phase import Phase, PhaseRun
 
 
 @register_learner(
@@ -92,6 +92,9 @@ class FOSTER(BaseLearner):
     def also_tested(self) -> dict[str, nn.Module]:
         return {"student": self.student or self.network}
 
+    def begin_task(self, task: Task) -> None:
+        self._zero_old_features()
+
     def phases(self, task: Task) -> Iterator[Phase]:
         options = self.config.options
         boosting = self.main_phase(task)
@@ -100,17 +103,20 @@ class FOSTER(BaseLearner):
             return
         counts = torch.from_numpy(self.class_counts(task))
         self.weights = balanced_weights(counts, options.beta1).to(self.device)
-        self._zero_old_features()
         yield replace(boosting, name="boosting")
-        if options.is_teacher_wa and task.num_new:
-            self.network.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
         self.weights = balanced_weights(counts, options.beta2).to(self.device)
         compression = self.main_phase(
             task, self.student.parameters(), options.compression_epochs, options.compression_weight_decay
         )
         yield replace(compression, name="compression", network=self.student, loss=self.compression_loss)
-        if options.is_student_wa and task.num_new:
-            self.student.head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
+
+    def end_phase(self, task: Task, run: PhaseRun) -> None:
+        if self.student is None or not task.num_new:
+            return
+        options = self.config.options
+        head = self.student.head if run.number else self.network.head
+        if options.is_student_wa if run.number else options.is_teacher_wa:
+            head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
 
     def class_counts(self, task: Task) -> np.ndarray:
         """The number of training images of each class, by which the losses are weighted: int64 (num_seen,)."""

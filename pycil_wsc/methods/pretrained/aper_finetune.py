@@ -61,8 +61,6 @@ class APERFinetune(SimpleCIL):
         if task.index == self.plan.tuned_task:
             self.network.branch(task.num_seen)
         super().grow(task)
-
-    def begin_task(self, task: Task) -> None:
         self.first = self.manager.first_class(task)
 
     def end_task(self, task: Task) -> None:

@@ -20,7 +20,7 @@ from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.learner_state import placed
 from pycil_wsc.training.optimizers.schedules import Schedule
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.phase import Phase, PhaseRun
 
 SLOW_EPOCHS, SLOW = 5, 1 / 3  # the rate at first: torch's ConstantLR with its defaults, as in PILOT
 
@@ -86,8 +86,11 @@ class DUCT(ClassRows):
     def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), CosineHead)
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.num_old = task.num_old
+
+    def begin_task(self, task: Task) -> None:
         self.network.backbone.load_state_dict(self.initial.state_dict())
         for label, mean in self.new_means(task):
             self.means[label] = mean
@@ -95,9 +98,11 @@ class DUCT(ClassRows):
     def phases(self, task: Task) -> Iterator[Phase]:
         main = self.main_phase(task)
         yield replace(main, lr=slow_at_first(main.lr))
-        self.merge_backbone(task)
         yield self.retraining(task)
-        self.merge_head(task)
+
+    def end_phase(self, task: Task, run: PhaseRun) -> None:
+        merge = self.merge_head if run.number else self.merge_backbone
+        merge(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)

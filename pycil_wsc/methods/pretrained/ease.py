@@ -73,7 +73,8 @@ class EASE(BaseLearner):
     def build(self) -> "SubspaceNet":
         return SubspaceNet(TunedTransformer(self.new_backbone()), self.config.options)
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.first = self.manager.first_class(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -70,8 +70,9 @@ class LAE(BaseLearner):
     def build(self) -> "OnlineOfflineNet":
         return OnlineOfflineNet(TunedTransformer(self.new_backbone()), self.config.options)
 
-    def begin_task(self, task: Task) -> None:
-        self.first = 0 if len(self.memory) else self.manager.first_class(task)  # the first class of the loss
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.first = self.manager.first_class(task)
 
     def phases(self, task: Task) -> Iterator[Phase]:
         options = self.config.options
@@ -92,7 +93,8 @@ class LAE(BaseLearner):
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the online model over the logits of the task; of all classes once there are exemplars."""
         logits = self.network.head(self.network.backbone(batch.images, route=ONLINE))
-        return self.over.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first), logits
+        first = 0 if len(self.memory) else self.first
+        return self.over.cross_entropy(logits[:, first:].float(), batch.targets - first), logits
 
     @torch.no_grad()
     def after_step(self) -> None:

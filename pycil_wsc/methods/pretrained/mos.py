@@ -111,18 +111,16 @@ class MOS(ClassRows):
         whole = options.ca_storage_efficient_method == "covariance"
         self.register_rows("means", clusters, width)
         self.register_rows("spreads", width if whole else clusters, width)
-        self.earlier: list[list[Tensor]] = []  # the mean of earlier tasks' adapters, block by block
-        self.merges = False  # whether this phase does
+        self.earlier: list[list[Tensor]] = []  # while a phase merges: means of earlier adapters, by block
 
     def build(self) -> "RoutedNet":
         return RoutedNet(TunedTransformer(self.new_backbone()), self.config.options)
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.first = self.manager.first_class(task)
-        earlier = [blocks_of(part) for part in self.network.backbone.sets[:-1]]
-        self.earlier = [
-            [torch.stack(alike).mean(0) for alike in zip(*blocks, strict=True)] for blocks in zip(*earlier, strict=True)
-        ]
+
+    def begin_task(self, task: Task) -> None:
         if self.config.options.ca_storage_efficient_method == "multi-centroid":
             self._check_clusters(task)
 
@@ -134,12 +132,22 @@ class MOS(ClassRows):
         adapters = list(self.network.newest.parameters())
         groups = apart(main.optimizer.param_groups, adapters, others=options.head_lr_factor)
         yield replace(main, optimizer=registry.optimizers[self.config.optimizer](groups, self.config))
-        self.keep_statistics(task)
         if task.index and options.crct_epochs:
             yield self.alignment(task)
 
     def begin_phase(self, task: Task, run: PhaseRun) -> None:
-        self.merges = bool(self.earlier) and run.number == 0
+        if run.number:
+            return
+        earlier = [blocks_of(part) for part in self.network.backbone.sets[:-1]]
+        self.earlier = [
+            [torch.stack(alike).mean(0) for alike in zip(*blocks, strict=True)] for blocks in zip(*earlier, strict=True)
+        ]
+
+    def end_phase(self, task: Task, run: PhaseRun) -> None:
+        if run.number:
+            return
+        self.earlier = []
+        self.keep_statistics(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy over the logits of the task, and :meth:`orthogonality`."""
@@ -177,7 +185,7 @@ class MOS(ClassRows):
     @torch.no_grad()
     def merge(self, times: Callable[[int], int]) -> None:
         """A <- (1 - m) A + m mean(A of earlier tasks), ``times(block)`` times."""
-        if not self.merges:
+        if not self.earlier:
             return
         kept = 1 - self.config.options.adapter_momentum
         for block, (adapter, mean) in enumerate(zip(blocks_of(self.network.newest), self.earlier, strict=True)):

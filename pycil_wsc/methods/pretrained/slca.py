@@ -18,7 +18,7 @@ from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import Arguments, BaseLearner
 from pycil_wsc.training.learner_state import placed
 from pycil_wsc.training.optimizers.schedules import cosine_lr
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.phase import Phase, PhaseRun
 
 PER_CLASS = 256  # features drawn of each class in an epoch, and the size of a batch; as in the authors' code
 NEAREST, FARTHEST = 1.0, 0.9  # factor of a class's mean: after the newest task, and after the oldest of many
@@ -115,18 +115,24 @@ class SLCA(ClassRows):
     def build(self) -> IncrementalNet:
         return IncrementalNet(self.new_backbone(), HeadPerTask)
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.num_old = task.num_old
+
+    def begin_task(self, task: Task) -> None:
         if not self.config.options.keep_alignment:
             self.network.head.load_state_dict(self.unaligned, strict=False)
         self.unaligned = {}
 
     def phases(self, task: Task) -> Iterator[Phase]:
         yield self.main_phase(task)
-        self._before_alignment(task)
-        self.keep_statistics(task)
         if task.index and self.config.options.ca_epochs:
             yield self.alignment(task)
+
+    def end_phase(self, task: Task, run: PhaseRun) -> None:
+        if not run.number:
+            self._before_alignment(task)
+            self.keep_statistics(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.images)

@@ -105,9 +105,6 @@ class PoolLearner(PromptedLearner):
         options = self.config.options
         if task.index:
             self.network.prompts.pass_on(task.index, options.shared_prompt_pool, options.shared_prompt_key)
-
-    def begin_task(self, task: Task) -> None:
-        super().begin_task(task)
         self.task_of_class = torch.from_numpy(task_of_class(self, task)).to(self.device)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

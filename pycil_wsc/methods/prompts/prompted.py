@@ -62,17 +62,22 @@ class PromptedLearner(BaseLearner):
         tunes = True
 
     network: PromptedNet  # pyright: ignore[reportIncompatibleVariableOverride]
+    query_table: Tensor | None = None  # the queries of the phase's images, if they are not augmented
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.first = self.manager.first_class(task)
 
     def begin_task(self, task: Task) -> None:
-        self.first = 0 if len(self.memory) else self.manager.first_class(task)
-        self.query_table: Tensor | None = None
+        self.query_table = None
 
     def begin_phase(self, task: Task, run: PhaseRun) -> None:
         super().begin_phase(task, run)
         if not augments(self):
             with Operations() as operations:
                 self.query_table = self.queries_of(run.phase.indices)
-            self.spent.operations += self.processes.count * operations.total
+            if not run.first:  # else they were counted before the run was stopped
+                self.spent.operations += self.processes.count * operations.total
 
     @torch.no_grad()
     def queries_of(self, indices: np.ndarray) -> Tensor:
@@ -95,7 +100,8 @@ class PromptedLearner(BaseLearner):
 
     def error(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean cross-entropy of (B, classes) logits."""
-        return self.over.cross_entropy(logits[:, self.first :].float(), batch.targets - self.first)
+        first = 0 if len(self.memory) else self.first
+        return self.over.cross_entropy(logits[:, first:].float(), batch.targets - first)
 
 
 def augments(learner: BaseLearner) -> bool:

@@ -49,7 +49,8 @@ class PrototypeLearner(ClassRows, DistillingLearner):
         super().__init__(*arguments)
         self.register_rows("prototypes", self.network.backbone.out_dim)
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         if task.index and self.two_passes:
             pass_twice(self.network)
 

@@ -65,8 +65,8 @@ class ERACE(Replay):
         cosine = self.config.by_step if chosen is None else chosen == "cosine"
         return IncrementalNet(self.new_backbone(), FixedCosineHead) if cosine else super().build()
 
-    def begin_task(self, task: Task) -> None:
-        super().begin_task(task)
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.plain = task.index == 0 and not self.config.options.task_free
 
     def before_step(self, batch: Batch) -> Batch:

@@ -17,7 +17,8 @@ class Finetune(BaseLearner):
         uses_memory = False
         plain_first_task = True
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.first = self.manager.first_class(task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

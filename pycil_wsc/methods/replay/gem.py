@@ -12,7 +12,7 @@ from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.phase import Phase
+from pycil_wsc.training.phase import Phase, PhaseRun
 from pycil_wsc.training.step.backward import Backward
 
 
@@ -38,8 +38,12 @@ class GEM(BaseLearner):
         def planned_images(self, task: Task, memory: ExemplarMemory, targets: np.ndarray) -> int:
             return self.planned_epochs(task) * len(task.train_indices)
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.first = self.manager.first_class(task)
+        self.references = []
+
+    def begin_phase(self, task: Task, run: PhaseRun) -> None:
         self.references = []  # (batch, loss) of each earlier task that has exemplars
         targets = self.manager.train_targets[self.memory.indices]
         for earlier in self.manager.tasks[: task.index]:

@@ -35,7 +35,7 @@ def test_bics_second_phase_changes_the_newest_logits_alone(digits, tmp_path):
     with torch.no_grad():
         features = learner.network.extract(images())
         old = learner.network.classify(features)
-    loop.fit(learner, task, budget.planned(learner, task, 1, correction), 0, SILENT)
+    loop.fit(learner, task, budget.planned(learner, task, 1, correction), SILENT)
     changed = [name for name in moved(learner.network, before) if "running" not in name and "num_batches" not in name]
     assert changed == ["corrections.2"], (
         "batch norm's statistics drift, as in PyCIL; of the weights only the newest pair moves"

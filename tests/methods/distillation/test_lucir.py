@@ -91,7 +91,7 @@ def phases(tmp_path_factory):
     run = Run(resolve(SMALL | KEYS | keys | {"batch_size": 16}), load_dataset("digits", "."))
     learner, seen = run.learner, []
 
-    def started(task, run, first):
+    def started(task, run):
         rates = [run.lr(step / run.batches) for step in range(run.steps)]
         seen.append((run.phase.indices, rates, run.by_step, snapshot(learner.network)))
 

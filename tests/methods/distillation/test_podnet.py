@@ -91,7 +91,7 @@ def phases(tmp_path_factory):
     run = Run(resolve(SMALL | KEYS | keys), load_dataset("digits", "."))
     seen, learner = [], run.learner
 
-    def started(task, run, first):
+    def started(task, run):
         phase = run.phase
         rates = []
         for epoch in range(phase.epochs):

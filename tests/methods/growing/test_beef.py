@@ -72,7 +72,7 @@ def test_a_new_block_starts_as_the_first_one_and_batch_norm_of_all_others_goes_o
 def phases_of(learner, task):
     """The phases, and the batches of the first epoch of each."""
     found = []
-    monitor = SimpleNamespace(**vars(SILENT) | {"phase_started": lambda task, run, first: found.append(run.phase)})
+    monitor = SimpleNamespace(**vars(SILENT) | {"phase_started": lambda task, run: found.append(run.phase)})
     learner.learn(task, monitor)
     return found
 

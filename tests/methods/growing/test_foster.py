@@ -1,5 +1,7 @@
 """FOSTER: boosting, compression and the weights of rare classes, against closed forms."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -98,8 +100,9 @@ def test_fosters_heads_are_aligned_to_wa_value_to_the_power_of_old_over_new_clas
         grow_for(learner, tasks[1])
         perturb(learner)
         heads, found = (learner.network.head, learner.student.head), []
-        for _ in learner.phases(tasks[1]):
+        for number, _ in enumerate(learner.phases(tasks[1])):
             found.append(list(map(new_over_old, heads)))
+            learner.end_phase(tasks[1], SimpleNamespace(number=number))
         (teacher, student), ended = found[0], list(map(new_over_old, heads))
         assert found[1] == [pytest.approx(expected or teacher), student]
         assert ended == [pytest.approx(expected or teacher), pytest.approx(expected or student)]

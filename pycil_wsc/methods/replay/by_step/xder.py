@@ -112,8 +112,8 @@ class XDER(BaseLearner):
         self.same_head: Tensor | None = None  # bool (classes, classes): whether two classes have one head
         self.renewed: Tensor | None = None  # the stored logits after the step: (slots, classes)
 
-    def begin_task(self, task: Task) -> None:
-        super().begin_task(task)
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.task = task
         self.first = self.manager.first_class(task)
         number = self.network.head.out_features
