@@ -115,7 +115,7 @@ MEASURES = """\
 - *Gradients*: at the start of a task, the cosine between the gradients of new and past data, and the norm of their
   mean.
 - *Drift*: the norm of the weights' change over a task.
-- *Training loss*: the loss in the last epoch. Fresh weights are trained in Replay's schedule.
+- *Training loss*: that of the last epoch. Fresh weights have Replay's schedule.
 
 ## Settings
 
