@@ -1,5 +1,5 @@
 """Write the generated parts of docs/: the tables of keys, from their declarations, the tables of language-model runs
-and of some speeds, from their records, the page of claims, and the figures.
+and of some speeds, from their records, the claims, and the figures.
 
 python docs/scripts/generate.py
 """
@@ -16,7 +16,7 @@ import speed_tables  # beside this file
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGURATION, RESULTS, SPEED, ABUNDANT = "configuration", "results", "speed", "abundant"
-WSC, PAPER, STREAMS, CLASSIFIER = "wsc", "paper", "streams", "classifier_details"
+WSC, PAPER, STREAMS, CLASSIFIER, CLAIMS, README = "wsc", "paper", "streams", "classifier_details", "claims", "README"
 OF_RUNS = ("run", "tasks", "memory", "images", "backbone", "method", "schedule", "optimiser", "device", "wsc")
 PAGES = dict.fromkeys((*OF_RUNS, "defaults", "methods", "language models"), CONFIGURATION)
 RECORDS = {"trace_smollm2": RESULTS}
@@ -32,6 +32,11 @@ RECORDS |= {
     "averages of images": WSC,
     "averages of digits": WSC,
     "imagenet100": PAPER,
+    "gate": CLAIMS,
+    "claims": CLAIMS,
+    "claims of the small protocol": CLAIMS,
+    "arms": RESULTS,
+    "gains": README,
 }
 RECORDS |= dict.fromkeys(speed_tables.TABLES, SPEED)
 GENERATED = sorted({*PAGES.values(), *RECORDS.values()})
@@ -86,16 +91,21 @@ def rows(header, lines):
 
 
 def page(name):
-    """The page ``docs/<name>.md`` with its tables generated again."""
-    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    """The page with its tables generated again."""
+    text = file_of(name).read_text(encoding="utf-8")
     marks = {f"keys: {mark}": table for mark, on_page in PAGES.items() if on_page == name}
     marks |= {f"records: {mark}": recorded for mark, on_page in RECORDS.items() if on_page == name}
     for mark, make in marks.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
         made = make(mark.partition(": ")[2])
         text, count = re.subn(pattern, lambda match, made=made: match[1] + made + match[2], text, flags=re.DOTALL)
-        assert count == 1, f"docs/{name}.md has {count} marks for the table '{mark}'"
+        assert count == 1, f"{name}.md has {count} marks for the table '{mark}'"
     return text
+
+
+def file_of(name):
+    """The file of a page."""
+    return ROOT / "README.md" if name == README else ROOT / "docs" / f"{name}.md"
 
 
 def recorded(name):
@@ -105,6 +115,7 @@ def recorded(name):
 
     abundant = study("abundant")
     averages = study("which_average", "averages")
+    well_trained = study("well_trained")
     tables = {
         "abundant": abundant.rows,
         "equal decay": abundant.rows_at_equal_decay,
@@ -118,13 +129,24 @@ def recorded(name):
         "averages of images": averages.of_images,
         "averages of digits": averages.of_digits,
         "trace_smollm2": partial(trace_tables.runs, "trace_smollm2"),
+        "gate": well_trained.gate,
+        "claims": well_trained.claims,
+        "claims of the small protocol": study("night", "claims").rows,
+        "arms": well_trained.arms,
     }
     tables |= {speed: partial(speed_tables.rows, speed) for speed in speed_tables.TABLES}
+    if name == "gains":
+        return well_trained.in_readme()
     lines = tables[name]()
     if not lines:
         return "None yet.\n"
+    below = {
+        "abundant": lambda: f"{abundant.sentence()}\n\n{abundant.FIGURE}",
+        "claims": well_trained.below_claims,
+        "arms": well_trained.below_arms,
+    }
     table = rows(lines[0], lines[1:])
-    return f"{table}\n{abundant.sentence()}\n\n{abundant.FIGURE}\n" if name == "abundant" else table
+    return f"{table}\n{below[name]()}\n" if name in below else table
 
 
 def study(name, module=None):
@@ -137,7 +159,7 @@ def study(name, module=None):
 
 def main():
     for name in GENERATED:
-        (ROOT / "docs" / f"{name}.md").write_text(page(name), encoding="utf-8")
+        file_of(name).write_text(page(name), encoding="utf-8")
     import figure  # beside this file, as is
     import house
 
@@ -145,10 +167,9 @@ def main():
     house.main()
     figure.draw_schedule(ROOT / "docs" / "images" / "paper_schedule.svg")
     figure.draw(ROOT / "docs" / "images" / "accuracy_and_cost.svg")
-    for name, module in (("abundant", "abundant"), ("pretrained", "pretrained_study")):
+    for name, module in (("abundant", None), ("pretrained", "pretrained_study"), ("well_trained", None)):
         script = study(name, module)
-        if script.rows():
-            script.draw(ROOT / "docs" / "images" / f"{module}.svg")
+        script.draw(ROOT / "docs" / "images" / f"{module or name}.svg")
 
 
 if __name__ == "__main__":

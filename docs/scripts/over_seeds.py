@@ -1,11 +1,12 @@
 """The rows of tables that compare runs over equal seeds."""
 
 import functools
+import math
 import statistics
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -13,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 from pycil_wsc.report.stats import reach  # noqa: E402
 from pycil_wsc.results.run_table import Row, read  # noqa: E402
 
+LEVEL = 0.05  # of the tests after Holm's correction
 STUDIES = ROOT / "results" / "studies"
 Name = TypeVar("Name", bound=Hashable)
 OfMethod = Mapping[int, Mapping[int, Row]]  # {memory: {seed: run}}
@@ -23,6 +25,14 @@ def recorded(study: str, name: str = "table") -> list[Row]:
     """The runs in the table ``name`` of results/studies/``study``; none if it does not exist."""
     path = STUDIES / study / f"{name}.csv"
     return read(path) if path.exists() else []
+
+
+def after_each_task(run: Row, measure: str) -> list[float]:
+    """A measure of :data:`~pycil_wsc.results.run_table.BY_TASK` after each task; empty if the run lacks it."""
+    values = []
+    while (value := run.get(f"{measure}_{len(values) + 1}")) is not None:
+        values.append(value)
+    return values
 
 
 def grouped(study: str, name: Callable[[Row], Name | None]) -> dict[Name, dict[int, dict[int, Row]]]:
@@ -50,14 +60,45 @@ def spread(values: list[float], sign: str) -> str:
     """A mean with its 95 % interval; with the sign "+" of a difference."""
     if not values:
         return "–"
-    mean = statistics.mean(values)
     if len(values) < 2:
-        return f"{mean:{sign}.2f}"
-    half = reach(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+        return f"{values[0]:{sign}.2f}"
+    mean, half = interval(values)
     return difference(mean, half) if sign else f"{mean:.2f} ± {half:.2f}"
+
+
+def interval(values: Collection[float]) -> tuple[float, float]:
+    """The mean over seeds, and the half-width of its 95 % interval by Student's t; NaN for a single seed."""
+    if len(values) < 2:
+        return statistics.fmean(values), math.nan
+    half = reach(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return statistics.fmean(values), float(half)
 
 
 def difference(mean: float, half: float) -> str:
     """A mean difference with its interval, bold if that excludes 0."""
     text = f"{mean:+.2f} ± {half:.2f}"
     return f"**{text}**" if abs(mean) > half else text
+
+
+@functools.cache
+def detectable(count: int) -> float:
+    """The true difference that a test of ``count`` pairs at 5 % detects with a probability of 0.8, in half-widths."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct
+
+    limit = reach(count - 1)
+    found: Any = brentq(lambda difference: nct.sf(limit, count - 1, difference * limit) - 0.8, 0.5, 3)
+    return float(found)
+
+
+def kept_by_holm(chances: Mapping[Name, float]) -> set[Name]:
+    """Those of {name: probability without a difference} that stay significant after Holm's correction.
+
+    These are the smallest probabilities, up to the first that is above ``LEVEL`` over the number of those left.
+    """
+    kept: set[Name] = set()
+    for place, name in enumerate(sorted(chances, key=lambda name: chances[name])):
+        if chances[name] > LEVEL / (len(chances) - place):
+            break
+        kept.add(name)
+    return kept

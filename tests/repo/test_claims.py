@@ -1,4 +1,4 @@
-"""docs/claims.md and claims_in_detail.md: verdicts on made-up runs of which the truth is known, and the pages."""
+"""Claims of the paper: verdicts on made-up runs of which the truth is known, and the pages of the small protocol."""
 
 import functools
 import importlib
@@ -29,11 +29,13 @@ with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sys, "path", [str(ROOT / "results" / "studies" / "night"), *sys.path])
     claims = importlib.import_module("claims")
     details = importlib.import_module("claims_in_detail")
-    findings = importlib.import_module("claim_findings")
+    findings = importlib.import_module("findings")
+    night_runs = importlib.import_module("night_runs")
+    over_seeds = importlib.import_module("over_seeds")
     claims_by_memory = importlib.import_module("claims_by_memory")
     claims_figure = importlib.import_module("claims_figure")
     imagenet100 = importlib.import_module("imagenet100")
-recorded = functools.cache(lambda: findings.recorded(findings.RUNS))  # the committed runs
+recorded = functools.partial(over_seeds.recorded, "night")  # the committed runs
 A_OVER_B = findings.Claim("A is ahead of B", [("a",)], [("b",)], (4, 40))
 
 
@@ -88,12 +90,15 @@ def test_a_seed_counts_once_all_its_runs_are_there():
     values = shifted([4, 5, 6, 4, 5])
     values["a"][40][3:] = [None, None]
     finding = findings.finding(A_OVER_B, table(values))
-    assert finding.seeds.index.tolist() == [0, 1, 2] and (finding.runs, finding.all_runs) == (18, 20)
-    assert claims.summary(finding)[-1] == "seen (3 seeds)"
+    assert finding.seeds.index.tolist() == [0, 1, 2]
+    assert findings.summary(finding, 5)[2] == "seen (3 seeds)" and findings.summary(finding, 3)[2] == "seen"
     assert finding.ours[4].count() == 5, "the table of sizes uses all"
     values["a"][40][1:] = [None] * 4
     finding = findings.finding(A_OVER_B, table(values))
-    assert claims.summary(finding)[3:] == ("", "", "not run yet (16 of 20 runs)")
+    assert findings.summary(finding, 5)[2:] == ("one seed", f"{finding.seeds.iloc[0]:+.2f}", "figure", "")
+    values["a"][40] = [None] * 5
+    finding = findings.finding(A_OVER_B, table(values))
+    assert findings.summary(finding, 5)[2:] == ("not run yet", "", "figure", "")
 
 
 def test_groups_stand_for_their_mean_or_for_their_best_at_each_size():
@@ -152,18 +157,20 @@ def test_the_papers_differences_are_those_of_its_tables(text, differences):
 def runs_in_the_papers_order(seeds, sign=1):
     paper = findings.papers_table("accuracy")
     return table(
-        {name: {4: [sign * paper[f"{name}@4"].iloc[0] + seed for seed in range(seeds)]} for name in claims.EIGHT}
+        {name: {4: [sign * paper[f"{name}@4"].iloc[0] + seed for seed in range(seeds)]} for name in night_runs.EIGHT}
     )
 
 
 def test_the_correlation_of_ranks_is_kendalls_with_all_resamples_of_seeds():
     for sign in (1, -1):
         wide = findings.by_seed(runs_in_the_papers_order(3, sign), "average")
-        assert findings.correlation(wide, claims.EIGHT, 4) == pytest.approx((sign, sign, sign, 2 / factorial(8), 3))
-    assert findings.correlation(wide.iloc[:1], claims.EIGHT, 4) is None, "one seed has no interval"
+        assert night_runs.correlation(wide, night_runs.EIGHT, 4) == pytest.approx(
+            (sign, sign, sign, 2 / factorial(8), 3)
+        )
+    assert night_runs.correlation(wide.iloc[:1], night_runs.EIGHT, 4) is None, "one seed has no interval"
     wide = wide + np.random.default_rng(0).normal(0, 10, wide.shape)
-    tau, low, high, chance, _ = findings.correlation(wide, claims.EIGHT, 4)
-    columns = [f"{name}@4" for name in claims.EIGHT]
+    tau, low, high, chance, _ = night_runs.correlation(wide, night_runs.EIGHT, 4)
+    columns = [f"{name}@4" for name in night_runs.EIGHT]
     paper = findings.papers_table("accuracy")[columns].iloc[0]
     resamples = [wide.iloc[list(chosen)][columns].mean() for chosen in itertools.product(range(3), repeat=3)]
     taus = [kendalltau(ours, paper)[0] for ours in resamples]
@@ -182,9 +189,18 @@ def test_holms_correction_takes_the_smallest_probabilities_first():
         claim = replace(A_OVER_B, text=f"p = {chance:g}", shares=(4,))
         all_findings.append(findings.finding(claim, table({"a": {4: seeds}, "b": {4: [0] * 5}})))
     four = [finding for finding in all_findings if finding.claim.text != "p = 0.5"]
-    assert findings.by_chance(four) == (4, ["p = 0.03", "p = 0.04"])
-    assert findings.by_chance(all_findings) == (5, ["p = 0.014", "p = 0.03", "p = 0.04"])
-    assert findings.by_chance(all_findings[1:2]) == (1, [])
+    assert lost_by_holm(four) == (4, ["p = 0.03", "p = 0.04"])
+    assert lost_by_holm(all_findings) == (5, ["p = 0.03", "p = 0.014", "p = 0.04"])
+    assert lost_by_holm(all_findings[1:2]) == (1, [])
+    within_limits = replace(four[0], claim=replace(four[0].claim, accepts=(-1, 1)))
+    assert lost_by_holm([*four[1:], within_limits]) == (3, []), "a claim with limits is not tested against 0"
+    verdicts = [row[2] for row in findings.summaries(four, 5)[1:]]
+    assert [verdict.endswith(", not by Holm") for verdict in verdicts] == [True, False, False, True]
+
+
+def lost_by_holm(all_findings):
+    count, lost = findings.by_chance(all_findings)
+    return count, [all_findings[place].claim.text for place in sorted(lost)]
 
 
 def test_first_tasks_are_compared_within_a_seed_between_runs_that_train_them_alike():
@@ -192,7 +208,7 @@ def test_first_tasks_are_compared_within_a_seed_between_runs_that_train_them_ali
         {"replay": {4: [0, 0], 40: [0, 0]}, "wsc": {4: [0, 0]}, "joint": {4: [0, 0]}, "wsc tasks=20": {4: [0]}}
     )
     runs["first"] = [50.0, 70.0, 50.0, 71.5, 50.5, 70.0, 10.0, 10.0, 90.0]
-    assert findings.first_tasks_apart(runs) == 1.5
+    assert night_runs.first_tasks_apart(runs) == 1.5
 
 
 def record(method="wsc", memory=5, analyses=(), **keys):
@@ -228,7 +244,7 @@ def rows(*records):
     ],
 )
 def test_a_run_is_named_by_what_differs_from_the_main_table(keys, name):
-    line = findings.table_of(rows(record(**keys))).iloc[0]
+    line = night_runs.table_of(rows(record(**keys))).iloc[0]
     assert (line["row"], line["share"]) == (name, 20)
 
 
@@ -246,7 +262,7 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
     run = record(analyses=analyses)
     run.data["train_accuracy"] = [[10.0, 20.0 + task] for task in range(10)]
     run.data["train_flops"] = 3e9
-    line = findings.table_of(rows(run)).iloc[0]
+    line = night_runs.table_of(rows(run)).iloc[0]
     assert (line["cosine"], line["gradient"], line["drift"]) == pytest.approx((0.5, 10, 5))
     for measure, curves in (("loss", "train_loss"), ("trained", "train_accuracy")):
         assert line[measure] == pytest.approx(np.mean([values[-1] for values in run.data[curves][1:]]))
@@ -254,54 +270,51 @@ def test_the_measures_of_a_run_are_means_over_the_later_tasks():
     assert [line[name] for name in ("average", "newest", "forgetting", "flops")] == [
         run.data[name] for name in ("avg_acc", "new_acc", "forgetting", "train_flops")
     ]
-    assert findings.table_of(rows(record()))[["cosine", "gradient", "drift"]].isna().all(axis=None), (
+    assert night_runs.table_of(rows(record()))[["cosine", "gradient", "drift"]].isna().all(axis=None), (
         "a run without analyses has none"
     )
 
 
 @pytest.mark.slow
-def test_the_page_puts_unflattering_verdicts_first_and_missing_ones_last():
+def test_the_table_puts_unflattering_verdicts_first_and_missing_ones_last():
     levels = {"replay": 50, "icarl": 40, "bic": 40, "wa": 40, "der": 60, "foster": 60, "memo": 60}
     runs = []
     for method, memory, seed in itertools.product(levels, (1, 20, 25), range(5)):
         average = levels[method] + (seed / 10 if method == "wa" else 0)
         runs.append(Record.of(record(method, memory, seed=seed).data | {"avg_acc": float(average)}))
-    text = claims.page(rows(*runs))
-    verdicts = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")]
-    kinds = [re.split(r" \(|,", verdict)[0] for verdict in verdicts[2 : 2 + len(claims.CLAIMS)]]
+    of_claims = findings.summaries(claims.all_findings(rows(*runs)), 5)[1:]
+    kinds = [re.split(r" \(|,", row[2])[0] for row in of_claims]
     assert kinds == sorted(kinds, key=findings.VERDICTS.index) and len(kinds) == len(claims.CLAIMS)
-    assert (
-        "| Replay is ahead of expansion with a large memory | 80, 100 | -0.02 | -10.00 ± 0.00 | 0.00 | the opposite |"
-        in text
-    )
-    row = "| Replay is ahead of distillation with a large memory | 80, 100 | +2.21 | +9.93 ± 0.07 | 0.09 | seen |"
-    assert row in text
+    expanding = ("Replay is ahead of expansion with a large memory", "80, 100", "the opposite")
+    distilling = ("Replay is ahead of distillation with a large memory", "80, 100", "seen")
+    assert (*expanding, "-10.00 ± 0.00", "-0.02", "0.00") in of_claims
+    assert (*distilling, "+9.93 ± 0.07", "+2.21", "0.09") in of_claims
     assert kinds[-1] == "not run yet"
 
 
-def test_without_runs_every_claim_is_not_run_yet(tmp_path):
-    text = claims.page(findings.recorded(tmp_path / "table.csv"))
-    assert text.count("not run yet (0 of ") == len(claims.CLAIMS)
+def test_without_runs_every_claim_is_not_run_yet():
+    of_claims = findings.summaries(claims.all_findings([]), 5)[1:]
+    assert [row[2] for row in of_claims] == ["not run yet"] * len(claims.CLAIMS)
 
 
 @pytest.mark.slow
 def test_the_pages_are_those_of_the_recorded_runs():
+    found = claims.all_findings(recorded())
     for page, text in (
-        (claims.PAGE, claims.page(recorded())),
-        (details.PAGE, details.page(recorded())),
-        (claims_by_memory.PAGE, claims_by_memory.page(recorded(), claims.CLAIMS)),
+        (details.PAGE, details.page(recorded(), found)),
+        (claims_by_memory.PAGE, claims_by_memory.page(recorded(), found)),
     ):
         assert page.read_text(encoding="utf-8") == text, "run results/studies/night/claims.py"
 
 
 def test_the_note_on_the_protocol_has_the_span_of_replay_and_the_hours():
     note = (ROOT / "results" / "studies" / "night" / "README.md").read_text(encoding="utf-8")
-    replay = findings.by_seed(findings.table_of(recorded()), "average")
+    replay = findings.by_seed(night_runs.table_of(recorded()), "average")
     span = (replay["replay@100"] - replay["replay@4"]).mean()
     assert f"{span:.1f} in the runs, with five" in note
     plain_runs = [run for run in recorded() if not run.get("operations_like")]
     hours = sum(run["seconds"] for run in plain_runs) / 3600
-    main = [run for run in plain_runs if findings.row_name(run) in findings.EIGHT and run["memory"]]
+    main = [run for run in plain_runs if night_runs.row_name(run) in night_runs.EIGHT and run["memory"]]
     hours_of_main = sum(run["seconds"] for run in main) / 3600
     assert len(main) == 320 and f"[{hours / 2:.1f} hours](" in note
     assert f"`exps/studies/night/main.json`, about {hours_of_main / 2:.0f}." in PAPER_PAGE.read_text(encoding="utf-8")
@@ -327,7 +340,7 @@ def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
         assert detected.mean() == pytest.approx(0.8, abs=0.01)
     finding = findings.finding(replace(A_OVER_B, shares=(4,)), table(shifted([1, 2, 3, 2, 2])))
     half = np.diff(ttest_1samp([1, 2, 3, 2, 2], 0).confidence_interval(0.95))[0] / 2
-    assert claims.summary(finding)[4] == f"{1.355 * half:.2f}"
+    assert findings.summary(finding, 5)[5] == f"{1.355 * half:.2f}"
 
 
 @pytest.mark.slow
@@ -342,12 +355,12 @@ def test_the_detailed_page_has_the_accuracies_of_other_settings():
         ):
             data = record(method, memory, seed=seed, exemplars=exemplars).data
             runs.append(Record.of(data | {"avg_acc": average + seed}))
-    cells = {row[0]: row[1:] for row in details.in_other_settings(findings.table_of(rows(*runs)))}
+    cells = {row[0]: row[1:] for row in details.in_other_settings(night_runs.table_of(rows(*runs)))}
     half = stats.t.isf(0.025, 4) * np.std(range(5), ddof=1) / 5**0.5
     assert cells["Finetune"] == [f"22.00 ± {half:.2f}", *[""] * 6]
     assert cells["Replay"][0] == f"12.00 ± {half:.2f}" and cells["Replay"][5] == f"32.00 ± {half:.2f}"
     assert cells["Replay"][1:5] == ["not run yet"] * 4
-    recorded_rows = details.in_other_settings(findings.table_of(recorded()))
+    recorded_rows = details.in_other_settings(night_runs.table_of(recorded()))
     means = [float(row[1].split()[0]) for row in recorded_rows]
     assert len(means) == 9 and max(means) == means[0]
 
@@ -397,53 +410,55 @@ def test_a_claim_that_the_runs_cannot_decide_is_not_tested(monkeypatch, claim, v
 
 @pytest.mark.slow
 def test_the_page_says_why_claims_are_not_tested_and_which_verdicts_may_be_due_to_chance():
-    runs = findings.table_of(recorded())
+    runs = night_runs.table_of(recorded())
     all_findings = [findings.finding(claim, runs) for claim in claims.CLAIMS]
-    text = claims.PAGE.read_text(encoding="utf-8")
+    text = details.PAGE.read_text(encoding="utf-8")
+    _, lines = rows_after(details.PAGE, "## All claims")
+    verdicts = {re.sub(r" \((added|above|-?[\d.]+ to).*", "", line[0]): line[2] for line in lines}
+    assert len(verdicts) == len(lines) == len(all_findings)
+    tested, reasons = {}, set()
     for finding in all_findings:
-        (row,) = (
-            line
-            for line in text.splitlines()
-            if line.startswith(f"| {finding.claim.text} |") or line.startswith(f"| {finding.claim.text} (")
-        )
-        assert row.endswith(f"| {finding.untested} |" if finding.untested else "|")
-        assert finding.verdict in row or finding.untested
-    reasons = Counter(finding.untested for finding in all_findings if finding.untested)
-    _, _, rules = text.partition("## Not tested here")
-    assert set(reasons) == set(re.findall(r"^- \*(\w+)\*: the", rules, re.MULTILINE))
-    tested = {
-        finding.claim.text: ttest_1samp(finding.seeds, 0).pvalue
-        for finding in all_findings
-        if finding.claim.accepts == (0, inf) and not finding.untested
-    }
+        verdict = verdicts[finding.claim.text]
+        if finding.untested:
+            reasons.add(finding.untested)
+            assert verdict == f"not tested here: {finding.untested}"
+        elif finding.claim.accepts == (0, inf):
+            tested[finding.claim.text] = ttest_1samp(finding.seeds, 0).pvalue
+    assert reasons == set(re.findall(r"^- \*(\w+)\*: the (?:claim|better|runs)", text, re.MULTILINE))
     ordered = sorted(tested, key=tested.get)
     rejected = 0
     while rejected < len(ordered) and tested[ordered[rejected]] <= 0.05 / (len(ordered) - rejected):
         rejected += 1
     fallen = {name for name in ordered[rejected:] if tested[name] <= 0.05}
-    marked = {
-        re.sub(r" \(added\)", "", line.split("|")[1].strip()) for line in text.splitlines() if ", not by Holm" in line
-    }
-    assert marked == fallen and str(len(tested)) in numbers_beside(text, "Holm's correction")
+    assert {name for name, verdict in verdicts.items() if verdict.endswith(", not by Holm")} == fallen
+    assert str(len(tested)) in numbers_beside(text, "Holm's correction")
+
+
+def test_the_page_of_claims_has_those_of_the_small_protocol_that_stand_as_they_are_on_the_detailed_page():
+    _, all_claims = rows_after(details.PAGE, "## All claims")
+    _, standing = rows_after(ROOT / "docs/claims.md", "<!-- records: claims of the small protocol -->")
+    assert len(standing) == len(claims.STANDING) == 6
+    assert [row for row in all_claims if row in standing] == standing
+    assert not any("not tested" in row[2] for row in standing)
 
 
 def test_the_detailed_page_begins_with_the_training_accuracies_of_the_runs_and_of_the_papers_schedule():
     last, full = {}, []
     for run in recorded():
-        if run["memory"] == 25 and "trained_10" in run and findings.row_name(run) in details.TRAINED:
-            last.setdefault(findings.row_name(run), []).append(run["trained_10"])
+        if run["memory"] == 25 and "trained_10" in run and night_runs.row_name(run) in details.TRAINED:
+            last.setdefault(night_runs.row_name(run), []).append(run["trained_10"])
     for memory in (20, 200):
         run = json.loads((ROOT / f"results/studies/cifar100_paper_schedule/replay-m{memory}.json").read_text())
         full += [task[-1] for task in run["train_accuracy"][1:]]
-    _, lines = rows_after(details.PAGE, "## Why plasticity is not tested")
-    assert lines == [[details.NETWORKS[row], f"{np.mean(last[row]):.0f}"] for row in details.TRAINED]
-    page = details.PAGE.read_text(encoding="utf-8")
-    assert f"{min(full):.1f}" in numbers_beside(page, "the paper's schedule", "Replay", "tasks")
+    _, paragraph, *_ = details.PAGE.read_text(encoding="utf-8").split("\n\n")
+    accuracies = [f"{np.mean(last[row]):.0f}" for row in details.TRAINED]
+    assert numbers_beside(paragraph, "training accuracy") == accuracies
+    assert numbers_beside(paragraph, "the paper's schedule") == [f"{min(full):.1f}"]
     assert min(full) > findings.CONVERGED > max(map(np.mean, last.values()))
 
 
 def test_the_command_on_top_of_the_page_has_the_runs_of_the_claim():
-    text = claims.PAGE.read_text(encoding="utf-8")
+    text = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
     settings = json.loads((NIGHT / "ablation.json").read_text()) | {"memory_per_class": 1}
     runs = [run for run in load(NIGHT / "ablation.json") if run.memory_per_class == 1]
     assert (
@@ -451,7 +466,7 @@ def test_the_command_on_top_of_the_page_has_the_runs_of_the_claim():
         and "exps/studies/night/ablation.json --set memory_per_class=1" in text
         and len(settings["seed"]) == 5
     )
-    averages = findings.by_seed(findings.table_of(recorded()), "average")
+    averages = findings.by_seed(night_runs.table_of(recorded()), "average")
     gains = averages["wsc@4"] - averages["replay@4"]
     low, high = ttest_1samp(gains, 0).confidence_interval(0.95)
     assert f"{gains.mean():+.2f} ± {gains.sem():.2f} points" in text
@@ -505,11 +520,11 @@ def test_the_figure_shows_the_gains_over_replay_of_equal_seeds():
 @pytest.mark.slow
 def test_the_figure_is_that_of_the_recorded_runs(tmp_path):
     runs = recorded()
-    assert shown_in(claims_figure.IMAGE) == json.loads(json.dumps(claims_figure.gains(runs))), (
+    assert shown_in(claims.IMAGE) == json.loads(json.dumps(claims_figure.gains(runs))), (
         "run results/studies/night/claims.py"
     )
     claims_figure.draw(tmp_path / "figure.svg", runs)
-    assert shown_in(tmp_path / "figure.svg") == shown_in(claims_figure.IMAGE)
+    assert shown_in(tmp_path / "figure.svg") == shown_in(claims.IMAGE)
 
 
 def test_numbers_with_an_interval_on_the_readme_are_those_of_the_pages():
@@ -536,8 +551,8 @@ def test_the_night_files_are_complete():
     assert set(everything) == set().union(*folders.values())
     assert set(everything.values()) == {1}, "runs that tables share are done once"
     assert {100 * config.memory_per_class / 25 for config in runs["main"]} == set(findings.SHARES)
-    cells = Counter(f"{findings.row_name(planned(config))}@{4 * config.memory_per_class}" for config in runs["all"])
-    assert set(cells.values()) == {findings.SEEDS}
+    cells = Counter(f"{night_runs.row_name(planned(config))}@{4 * config.memory_per_class}" for config in runs["all"])
+    assert set(cells.values()) == {night_runs.SEEDS}
     assert {cell for claim in claims.CLAIMS for cell in claim.cells()} <= cells.keys()
     _, papers = rows_after(PAPER_PAGE, "# The paper's tables and figures")
     _, small = rows_after(PAPER_PAGE, "All tables take about")

@@ -857,9 +857,7 @@ def scripts():
 def test_tables_of_keys_are_those_of_the_declarations(scripts):
     generate = scripts("generate")
     for name in generate.GENERATED:
-        assert generate.page(name) == (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"), (
-            "run docs/scripts/generate.py"
-        )
+        assert generate.page(name) == generate.file_of(name).read_text(encoding="utf-8"), "run docs/scripts/generate.py"
 
 
 def test_the_readmes_figure_shows_the_records_of_the_papers_schedule(scripts, tmp_path):

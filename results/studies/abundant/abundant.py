@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "scripts"))
 
-from over_seeds import ROOT, Row, difference, grouped, recorded
+from over_seeds import ROOT, Row, difference, grouped, kept_by_holm, recorded
 
 from pycil_wsc.report.texts import method_name
 
@@ -23,7 +23,6 @@ WITHOUT_MEMORY = ("LwF", "EWC", "SI", "MAS")  # far below the others: not in the
 DEFAULT_DECAY = "Continual backprop (no unit replaced)"  # that is, Replay with the default weight decay
 NEAR = ("WSC", "WiSE-FT", "CoFiMA")  # methods with the default weight decay, and near Replay
 MIS_SCALED = ("EMA", "CLS-ER", "ReDo", "Continual backprop", "DER++")  # not shown: the page says why
-LEVEL = 0.05  # of the tests after Holm's correction
 MEASURES = ("train_flops", "average")
 FIGURE = "![Difference from Replay of each method at Replay's operations, at three memory sizes](images/abundant.svg)"
 
@@ -168,7 +167,8 @@ def settings() -> Iterator[tuple[str, str, Any]]:
 def sentence() -> str:
     """What is left of the table after Holm's correction, and how well Replay has learned its images."""
     of_table = [each for sizes in differences().values() for each in sizes.values()]
-    left = told_apart(of_table)
+    kept = kept_by_holm({place: each.chance for place, each in enumerate(of_table)})
+    left = [of_table[place] for place in kept]
     gains = sum(each.mean > 0 for each in left)
     ends = [run["trained_10"] for run in runs()["Replay"][25].values()]
     return (
@@ -176,16 +176,6 @@ def sentence() -> str:
         "significant after correction for multiple comparisons (Holm). "
         f"With all images in memory, Replay ends its last task at a training accuracy of {statistics.mean(ends):.0f} %."
     )
-
-
-def told_apart(found: list[Difference]) -> list[Difference]:
-    """Those that differ from 0 by Holm's correction: the smallest probabilities, up to the first that is too large."""
-    left = []
-    for number, each in enumerate(sorted(found, key=lambda each: each.chance)):
-        if each.chance > LEVEL / (len(found) - number):
-            break
-        left.append(each)
-    return left
 
 
 def points() -> dict[int, dict[str, Any]]:

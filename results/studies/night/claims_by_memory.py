@@ -5,20 +5,10 @@ and the ranks of the methods.
 from collections.abc import Sequence
 
 import pandas as pd
-from claim_findings import (  # beside this file, as the next one is
-    EIGHT,
-    NOT_RUN,
-    ROOT,
-    SHARES,
-    THREE,
-    VERDICTS,
-    Claim,
-    by_seed,
-    correlation,
-    finding,
-    table_of,
-)
-from claims_in_detail import SIZES, at, by_share, markdown
+from claims_in_detail import SIZES, at, by_share, markdown  # beside this file, as night_runs is
+from findings import NOT_RUN, SHARES, Claim, Finding, by_seed
+from night_runs import EIGHT, THREE, correlation, table_of
+from over_seeds import ROOT
 
 from pycil_wsc.results.run_table import Row
 
@@ -49,10 +39,9 @@ by chance.
 """
 
 
-def page(found: Sequence[Row], claims: Sequence[Claim]) -> str:
+def page(runs: Sequence[Row], findings: Sequence[Finding]) -> str:
     """The page results/studies/night/claims.md."""
-    table = table_of(found)
-    findings = sorted((finding(claim, table) for claim in claims), key=lambda each: VERDICTS.index(each.verdict))
+    table = table_of(runs)
     wide = [by_share(each) for each in findings if len(each.claim.shares) > 1]
     averaged_or_not = [f"{share} %, {name}" for share in THREE for name in ("averaged", "not averaged")]
     parts = (

@@ -1,21 +1,10 @@
-"""The figure of docs/claims.md: how far each method is above Replay, against the fraction of images in memory."""
+"""The figure of docs/claims_in_detail.md: how far each method is above Replay, by the fraction of images in memory."""
 
-from claim_findings import (
-    DISTILLING,
-    EXPANDING,
-    ROOT,
-    SEEDS,
-    SHARES,
-    Claim,
-    by_seed,
-    differences,
-    interval,
-    papers_table,
-    table_of,
-)
 from figure import NAMES, OTHER, TEXT, WSC, pyplot, save
+from findings import SHARES, Claim, by_seed, differences, papers_table
+from night_runs import DISTILLING, EXPANDING, SEEDS, table_of
+from over_seeds import interval
 
-IMAGE = ROOT / "docs" / "images" / "claims.svg"
 TITLES = {"here": "here: 50 classes, 16 pixels, 5 seeds", "the paper": "the paper: CIFAR-100"}
 METHODS = ("wsc", *DISTILLING, *EXPANDING)
 STYLES = {"wsc": (WSC, "o")} | {name: ("#2563eb", marker) for name, marker in zip(DISTILLING, "sD^", strict=True)}

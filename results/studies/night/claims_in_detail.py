@@ -6,24 +6,32 @@ from dataclasses import replace
 from textwrap import fill
 
 import pandas as pd
-from claim_findings import (  # beside this file
-    EIGHT,
+from figure import NAMES, SCHEDULE
+from findings import (
+    CONVERGED,
     NOT_RUN,
-    OTHERS,
-    ROOT,
     SHARES,
-    THREE,
+    VERDICTS,
     Claim,
     Finding,
-    after_each_task,
+    by_chance,
     by_seed,
     finding,
+    measured,
+    sign,
+    summaries,
+)
+from night_runs import (  # beside this file
+    EIGHT,
+    OTHERS,
+    SEEDS,
+    THREE,
+    first_tasks_apart,
     in_setting,
-    interval,
     row_name,
     table_of,
 )
-from figure import NAMES, SCHEDULE
+from over_seeds import ROOT, after_each_task, interval
 
 from pycil_wsc.results.run_table import Row
 
@@ -31,12 +39,7 @@ PAGE = ROOT / "docs" / "claims_in_detail.md"
 ESTIMATE = 24.8  # the hours of two cores that the runs of all.json take by `--dry-run --measure`, on an AMD EPYC
 WITHOUT_CORRECTION = {"8 %": "+2.0", "16 %": "+2.7", "20 %": "+2.7"}  # of BiC: memory -> points; see the note
 WA_ALIGNMENT = ROOT / "results" / "studies" / "night" / "wa_alignment.csv"
-NETWORKS = {  # row -> how the page calls its networks
-    "replay": "Replay, all images in memory",
-    "joint": "full retraining",
-    "joint in Replay's schedule": "fresh weights in Replay's schedule",
-}
-TRAINED = [*NETWORKS]
+TRAINED = ["replay", "joint", "joint in Replay's schedule"]  # the rows whose training accuracy the page begins with
 R = ("replay",)
 REPLAY = Claim("Replay's average accuracy", [R], [])
 METHODS = tuple(Claim(NAMES[row], [(row,)], [R]) for row in ("wsc", *OTHERS))
@@ -60,8 +63,9 @@ SIZES = tuple(f"{share} %" for share in SHARES)
 INTRODUCTION = """\
 # The claims in detail
 
-This page shows the numbers behind [The paper's claims](claims.md), and how to repeat any table. Run its file of
-[the small protocol](paper.md#a-small-protocol), add the runs to the record, and write the pages again:
+{training}
+
+This page shows all claims in this protocol. To repeat a table, run its [file](paper.md#a-small-protocol):
 
 ```bash
 python main.py --config exps/studies/night/equal_operations.json --workers 2
@@ -73,40 +77,59 @@ python results/studies/night/claims.py
 [Further tables](../results/studies/night/claims.md) have each memory size, the retain rates and the ranks.
 
 """
-TRAINING = """\
-## Why plasticity is not tested
-
-A network that has not learned its training images shows nothing about lost plasticity. So claims about plasticity, full
-retraining, gradients and drift are *not tested*. Training accuracy after the last task:
+TRAINING = (
+    "In [the small protocol](paper.md#a-small-protocol), networks are not fully trained. After the last task, training "
+    "accuracy is {replay:.0f} % for Replay with all images in memory, {joint:.0f} % for full retraining, and "
+    "{fresh:.0f} % for fresh weights in Replay's schedule. With [the paper's schedule]"
+    "(results.md#the-papers-schedule), Replay ends its later tasks at {low:.1f} % or above. So these runs show nothing "
+    "about lost plasticity; [networks that fit their data](claims.md) do."
+)
+ALL_CLAIMS = """\
+## All claims
 
 """
-OF_THE_SCHEDULE = """\
+READING = """\
 
-With [the paper's schedule](results.md#the-papers-schedule), Replay ends its later tasks at {low:.1f} % or above.
+[How to read the table](claims.md#how-to-read-the-tables). Holm's correction is for {count} tests. *(added)*: the claim
+was added after some of its results were known. *Not tested here*: the runs cannot decide the claim, whatever the
+difference, by one of four rules:
 
+- *training*: the claim is about plasticity or full retraining, and training accuracy is below {converged:.0f} %.
+- *schedule*: the better method trains longer and the other is undertrained, so the schedule alone may explain the
+  difference.
+- *reset*: the claim compares ways to reset. Here the reset itself gains nothing, and no difference from 0 is visible.
+- *classes*: the runs learn different numbers of classes.
+
+"""
+CAUTIONS = """\
+## How far to trust it
+
+- *The best* of several methods is chosen by the test accuracies that the claim compares. This favours it.
+- "Reservoir sampling" drew a task's exemplars from all of its images and never replaced them. This is not
+  [reservoir sampling](methods.md#reservoirs) in the strict sense. With one exemplar per class, about a third of the
+  classes had none.
 """
 MEASURES = """\
 ## Measures
 
-- *Average accuracy*, *newest task* and *forgetting* are in points of accuracy.
 - *Gradients*: at the start of a task, the cosine between the gradients of new and past data, and the norm of their
   mean.
-- *Drift*: the norm of the weights' change over a task. With all images in memory a task has five times as many steps.
-- *Training loss*: the loss in the last epoch. Fresh weights are trained in Replay's schedule.
-- *Cost*: the floating-point operations of the training passes, divided by Replay's with the same memory.
-  [Speed](speed.md) has measured times.
+- *Drift*: the norm of the weights' change over a task.
+- *Training loss*: that of the last epoch. Fresh weights have Replay's schedule.
 
 ## Settings
 
 - *WSC* takes a plain mean every 2.9 epochs, and keeps the learning rate after the warm-up.
 - *BiC* holds out a tenth of the exemplars, at least one of two (`validation`). *FOSTER*'s class weights (`beta1`,
-  `beta2`) count each image twenty times. *Continual backprop* has a higher rate and a lower maturity. They were
+  `beta2`) count each image twenty times. *Continual backprop* has a higher rate and a lower maturity. All were
   [adapted after first runs](../results/studies/night/README.md#options-that-count-images-or-steps).
-- *Twenty tasks* have two classes each, 40 in all. The ten tasks have 50.
+- *Twenty tasks* have 40 classes, ten tasks 50.
 
 """
 AGAINST_REPLAY = """\
 ## Each method against Replay
+
+![Gain of each method over Replay, against the fraction of images in memory, here and in the paper](images/claims.svg)
 
 Each cell has the difference from Replay with the same memory: the paper's, then ours.
 """
@@ -119,7 +142,7 @@ shorter. After these few steps they are longer, so the scaling favours the new c
 IN_OTHER_SETTINGS = """\
 ## In other settings
 
-Average accuracy in percent: without exemplars, with [a kind of reservoir](claims.md#how-far-to-trust-it) instead of
+Average accuracy in percent: without exemplars, with [a kind of reservoir](#how-far-to-trust-it) instead of
 herding, and in twenty tasks. Without exemplars, Finetune, which trains on the new classes alone, is ahead of all
 others. The paper's runs without exemplars probably had [one per class](paper.md#in-the-papers-protocol).
 """
@@ -132,11 +155,15 @@ relative to Replay is in brackets, or with shorter ones that cost as much as Rep
 """
 
 
-def page(found: Sequence[Row]) -> str:
+def page(runs: Sequence[Row], findings: Sequence[Finding]) -> str:
     """The page docs/claims_in_detail.md."""
-    table = table_of(found)
+    table = table_of(runs)
+    header, *of_claims = summaries(findings, SEEDS)
+    count, _ = by_chance(findings)
+    verdicts = ALL_CLAIMS + markdown(header, of_claims) + READING.format(count=count, converged=CONVERGED)
+    introduction = INTRODUCTION.format(training=training(table)) + verdicts + CAUTIONS + cautions(findings, table)
     parts = (
-        INTRODUCTION + training(table) + MEASURES + AGAINST_REPLAY + of_wa(table) + of_bic(found) + "\nAll methods:\n",
+        f"{introduction}\n{MEASURES}{AGAINST_REPLAY}{of_wa(table)}{of_bic(runs)}\nAll methods:\n",
         markdown(("method", *SIZES), [by_share(finding(each, table)) for each in (REPLAY, *METHODS)]),
         IN_OTHER_SETTINGS,
         markdown(("method", *(name for name, _, _ in OTHER_SETTINGS)), in_other_settings(table)),
@@ -146,7 +173,7 @@ def page(found: Sequence[Row]) -> str:
             own_and_equal(table),
         ),
         "## Hours\n",
-        hours(found) + "\n",
+        hours(runs) + "\n",
     )
     return "\n".join(parts)
 
@@ -154,17 +181,6 @@ def page(found: Sequence[Row]) -> str:
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     return "".join(f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows])
-
-
-def measured(claim: Claim, seeds: pd.Series) -> str:
-    """The mean with the half-width of its interval; differences have their sign."""
-    mean, half = interval(seeds)
-    return f"{mean:{sign(claim)}.2f} ± {half:.2f}"
-
-
-def sign(claim: Claim) -> str:
-    """The format's sign: that of a difference is always shown."""
-    return "+" if claim.minus else ""
 
 
 def by_share(each: Finding) -> tuple[str, ...]:
@@ -182,15 +198,30 @@ def by_share(each: Finding) -> tuple[str, ...]:
 
 def training(table: pd.DataFrame) -> str:
     """The training accuracies that the networks reach, here and with the paper's schedule."""
-    trained = table.loc[table["share"].eq(100)].groupby("row")["trained_last"].mean().reindex(TRAINED)
-    if trained.isna().any():
-        return ""
-    rows = [(NETWORKS[name], f"{accuracy:.0f}") for name, accuracy in trained.items()]
+    accuracies = table.loc[table["share"].eq(100)].groupby("row")["trained_last"].mean()
+    replay, joint, fresh = (float(accuracies[row]) for row in TRAINED)
     full = []
     for path in SCHEDULE.glob("replay-m*.json"):
         _, *later = json.loads(path.read_text(encoding="utf-8"))["train_accuracy"]
         full += [curve[-1] for curve in later]
-    return f"{TRAINING}{markdown(('network', 'training accuracy, %'), rows)}{OF_THE_SCHEDULE.format(low=min(full))}"
+    return fill(TRAINING.format(replay=replay, joint=joint, fresh=fresh, low=min(full)), 120, break_on_hyphens=False)
+
+
+def cautions(findings: Sequence[Finding], table: pd.DataFrame) -> str:
+    """What the runs themselves say about how far to trust the verdicts, in a list."""
+    changed = []
+    for each in findings:
+        if each.claim.measure == "average" and each.verdict in VERDICTS[:3]:
+            alone = finding(replace(each.claim, measure="later"), table)
+            if alone.outcome != each.verdict:
+                changed.append(f"{each.claim.text} ({measured(alone.claim, alone.seeds)}, {alone.outcome})")
+    items = [
+        "- The runs come from several machines and two versions of torch, which round differently. So the accuracy "
+        f"after the first task differs by up to {first_tasks_apart(table):.1f} points between runs of one seed.",
+        "- Over the later tasks alone, "
+        + (f"these verdicts change: {'; '.join(changed)}." if changed else "all verdicts are the same."),
+    ]
+    return "".join(fill(item, 120, subsequent_indent="  ") + "\n" for item in items)
 
 
 def of_wa(table: pd.DataFrame) -> str:
@@ -261,6 +292,6 @@ def hours(found: Sequence[Row]) -> str:
     of_all = [run for run in found if not run.get("operations_like")]
     spent = sum(run["seconds"] for run in of_all) / 3600 / 2
     return (
-        f"{len(of_all):,} runs, each on one core, took {spent:.1f} hours of two cores by the clock, beside other work. "
+        f"{len(of_all):,} runs, each on one core, took {spent:.1f} hours of two cores by the clock. "
         f"`--dry-run --measure` estimates {ESTIMATE:g} hours for all runs of `exps/studies/night/all.json`."
     )

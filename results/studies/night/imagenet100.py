@@ -4,8 +4,10 @@ python docs/scripts/generate.py
 """
 
 import pandas as pd
-from claim_findings import EIGHT, NOT_RUN, ROOT  # beside this file
 from figure import NAMES
+from findings import NOT_RUN
+from night_runs import EIGHT  # beside this file
+from over_seeds import ROOT
 
 from pycil_wsc.config.loading import load
 from pycil_wsc.results.run_table import read

@@ -1,39 +1,20 @@
-"""What the runs of exps/studies/night say about a claim of the paper: a table of runs, paired differences, and their
-intervals.
+"""What the runs of a study say about the paper's claims: paired differences over equal seeds, their intervals, and
+verdicts. A table of runs has a line per run: its row (the method, and in what it differs from the usual), ``share``,
+the fraction of the images that its memory keeps, its seed and its measures.
 """
 
-import functools
-import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
-from math import factorial, inf, prod
-from pathlib import Path
-from typing import Any, NamedTuple
+from math import inf
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
-from scipy.stats import kendalltau, nct, ttest_1samp
+from over_seeds import LEVEL, detectable, interval, kept_by_holm  # beside this file
+from scipy.stats import ttest_1samp
 
-ROOT = Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "scripts")]
+from pycil_wsc.report.rows import PAPER
 
-from pycil_wsc.report.rows import PAPER  # noqa: E402
-from pycil_wsc.report.stats import reach  # noqa: E402
-from pycil_wsc.results.identity import STUDIED  # noqa: E402
-from pycil_wsc.results.run_table import Row, read  # noqa: E402
-
-RUNS = ROOT / "results" / "studies" / "night" / "table.csv"
-SEEDS = 5
-IMAGES = 25  # of each class
-CLASSES = 50
-SHARES = (4, 8, 16, 20, 40, 60, 80, 100)  # of a class's images that the memory keeps, in percent
-THREE = (4, 40, 100)  # those of the studies of WSC
-DISTILLING, EXPANDING = ("icarl", "bic", "wa"), ("der", "foster", "memo")
-OTHERS = (*DISTILLING, *EXPANDING)
-EIGHT = ("replay", "wsc", *OTHERS)
+SHARES = (4, 8, 16, 20, 40, 60, 80, 100)  # of a class's images that the memory keeps, in percent: the paper's sizes
 Group = Sequence[str]  # rows whose mean, or whose best, counts
 
 
@@ -79,96 +60,9 @@ class Claim:
         return list(dict.fromkeys(found))
 
 
-def in_setting(rows: Group, setting: str) -> Group:
-    """The rows of the same methods in another setting."""
-    return tuple(f"{row} {setting}" for row in rows)
-
-
 def cells(rows: Iterable[str], share: int) -> list[str]:
     """The columns of the rows at a fraction of memory."""
     return [f"{row}@{share}" for row in rows]
-
-
-# ---- the table of runs -----------------------------------------------------------------------------------------------
-
-
-def recorded(file: Path) -> list[Row]:
-    """The runs in the table of the small protocol; none if it does not exist."""
-    return read(file) if file.exists() else []
-
-
-def table_of(runs: Sequence[Row]) -> pd.DataFrame:
-    """A line per run: its row, the fraction of the images that its memory keeps, its seed and its measures."""
-    table = []
-    for run in runs:
-        share = round(100 * run["memory"] / IMAGES)
-        row = {"row": row_name(run), "share": share, "seed": run["seed"], "classes": classes_of(run)}
-        table.append(row | measures(run))
-    return pd.DataFrame(table, columns=["row", "share", "seed", "classes", *MEASURES, *OF_LATER_TASKS])
-
-
-def classes_of(run: Row) -> int:
-    """The number of classes that a run learns over all of its tasks."""
-    tasks = len(after_each_task(run, "accuracy"))
-    if "increment" not in run:  # the same in all runs of the table
-        return CLASSES
-    return run["init_cls"] + run["increment"] * (tasks - 1)
-
-
-def row_name(run: Row) -> str:
-    """The method, and in what the run differs from those of the main table: ``wsc retain=0.1 average=False``."""
-    parts = [run["method"]]
-    for name, usual in STUDIED.items():
-        value = run.get(name)
-        if value not in (None, usual):
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            parts.append(f"{name.removeprefix('wsc.')}={text}")
-    tasks = len(after_each_task(run, "accuracy"))
-    if tasks != 10:
-        parts.append(f"tasks={tasks}")
-    if run["method"] == "joint" and run["epochs"] < run["init_epoch"]:
-        parts.append("in Replay's schedule")
-    if run.get("operations_like"):
-        parts.append("equal operations")
-    return " ".join(parts)
-
-
-def after_each_task(run: Row, measure: str) -> list[float]:
-    """A measure of :data:`~pycil_wsc.results.run_table.BY_TASK` after each task; empty if the run lacks it."""
-    values = []
-    while (value := run.get(f"{measure}_{len(values) + 1}")) is not None:
-        values.append(value)
-    return values
-
-
-MEASURES = ("average", "first", "later", "newest", "forgetting", "flops", "images", "trained_last")
-OF_LATER_TASKS = {  # columns of the runs' table that are means over all tasks but the first
-    "loss": "train_loss",
-    "trained": "train_accuracy",
-    "cosine": "gradient_cosine",
-    "gradient": "gradient_norm",
-    "drift": "drift",
-}
-
-
-def measures(run: Row) -> dict[str, float]:
-    """The measures of a run: ``first`` and ``later`` are the accuracy after the first task, and its mean after the
-    others. Those ``OF_LATER_TASKS`` are means over all tasks but the first; ``loss`` and ``trained`` are the training
-    loss and accuracy of a task's last epoch, and ``trained_last`` is the training accuracy of the last task's.
-    """
-    first, *others = after_each_task(run, "accuracy")
-    # from the average, which has more digits than the accuracies
-    later = ((len(others) + 1) * run["average"] - first) / len(others) if others else float("nan")
-    trained = after_each_task(run, "trained")
-    values = (run["average"], first, later, run["newest"], run["forgetting"], _number(run, "train_flops"))
-    values += (run["images_trained"], trained[-1] if len(trained) > 1 else float("nan"))
-    of_later_tasks = {name: _number(run, column) for name, column in OF_LATER_TASKS.items()}
-    return dict(zip(MEASURES, values, strict=True)) | of_later_tasks
-
-
-def _number(run: Mapping[str, Any], column: str) -> float:
-    value = run.get(column)
-    return float("nan") if value is None else value
 
 
 def by_seed(table: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -221,8 +115,6 @@ class Finding:
     claim: Claim
     paper: pd.DataFrame
     ours: pd.DataFrame
-    runs: int  # that there are
-    all_runs: int
     untested: str = ""
 
     @property
@@ -247,19 +139,6 @@ class Finding:
         return "the opposite" if mean + half < low or mean - half > high else "not seen"
 
 
-def interval(seeds: pd.Series) -> tuple[float, float]:
-    """The mean over seeds, and the half-width of its 95 % interval by Student's t."""
-    return float(seeds.mean()), float(reach(len(seeds) - 1) * seeds.sem())
-
-
-@functools.cache
-def detectable(count: int) -> float:
-    """The true difference that a test of ``count`` pairs at 5 % detects with a probability of 0.8, in half-widths."""
-    limit = reach(count - 1)
-    found: Any = brentq(lambda difference: nct.sf(limit, count - 1, difference * limit) - 0.8, 0.5, 3)
-    return float(found)
-
-
 def differences(claim: Claim, wide: pd.DataFrame) -> pd.DataFrame:
     """The claim's difference at each fraction of memory (columns), for each seed (index); NaN for missing runs."""
     found = {}
@@ -279,10 +158,8 @@ def _of_group(wide: pd.DataFrame, group: Group, share: int, best: bool) -> pd.Se
 
 def finding(claim: Claim, table: pd.DataFrame) -> Finding:
     """What the table of runs says about a claim."""
-    wide = by_seed(table, claim.measure)
-    runs = int(wide.reindex(columns=claim.cells()).count().sum())
     paper = differences(claim, papers_table(claim.study)) if claim.measure == "average" else pd.DataFrame()
-    found = Finding(claim, paper, differences(claim, wide), runs, SEEDS * len(claim.cells()))
+    found = Finding(claim, paper, differences(claim, by_seed(table, claim.measure)))
     return replace(found, untested=why_untested(found, table))
 
 
@@ -290,7 +167,7 @@ def finding(claim: Claim, table: pd.DataFrame) -> Finding:
 
 CONVERGED = 95.0  # training accuracy, in percent, from which on a network counts as trained to the end
 LONGER = 1.1  # times as many training images from which on a schedule counts as longer
-OF_PLASTICITY = ("newest", "loss", "cosine", "gradient", "drift")  # what a network still learns, and how it moves
+OF_PLASTICITY = ("newest", "among", "among_last", "loss", "cosine", "gradient", "drift")  # what a network still learns
 UNCONVERGED, LONGER_SCHEDULE, NO_EFFECT, OTHER_CLASSES = "training", "schedule", "reset", "classes"
 RESET_GAIN = Claim("WSC is ahead of averaging alone", [("wsc",)], [("wsc reset=none",)], study="ablation")
 
@@ -348,57 +225,75 @@ def told_from_0(seeds: pd.Series) -> bool:
     return abs(mean) > half
 
 
-def by_chance(findings: Sequence[Finding]) -> tuple[int, list[str]]:
-    """The number of claims that a difference is above 0, and those told from 0 that by Holm's correction are not."""
-    chances = {}
-    for each in findings:
-        if each.verdict not in (NOT_TESTED, NOT_RUN) and each.seeds.nunique() > 1:
-            chances[each.claim.text] = float(np.asarray(ttest_1samp(each.seeds, 0))[1])
-    lost, count, kept = [], len(chances), True
-    for rank, (text, chance) in enumerate(sorted(chances.items(), key=lambda pair: pair[1])):
-        kept = kept and chance <= 0.05 / (count - rank)
-        if not kept and chance <= 0.05:
-            lost.append(text)
-    return count, lost
+# ---- the rows of a page ----------------------------------------------------------------------------------------------
 
 
-def first_tasks_apart(table: pd.DataFrame) -> float:
-    """The largest difference in accuracy after the first task between runs of a seed that train it in the same way."""
-    same = table.loc[~table["row"].str.contains("^joint|^bic|^foster|tasks=|equal operations")]
-    firsts = same.groupby("seed")["first"]
-    return float((firsts.max() - firsts.min()).max()) if len(same) else 0.0
-
-
-class Correlation(NamedTuple):
-    """Kendall's tau, its 95 % interval, the probability without correlation, and the number of seeds."""
-
-    tau: float
-    low: float
-    high: float
-    chance: float
-    seeds: int
-
-
-def correlation(wide: pd.DataFrame, methods: Sequence[str], share: int) -> Correlation | None:
-    """The correlation of our averages of the methods and the paper's, over the seeds that have all methods.
-
-    The interval is that of the bootstrap over seeds, of all resamples. None with fewer than two seeds.
+def by_chance(findings: Sequence[Finding]) -> tuple[int, set[int]]:
+    """The number of claims that a difference is above 0, and which of ``findings`` are told from 0 only before Holm's
+    correction.
     """
-    columns = cells(methods, share)
-    ours = wide.reindex(columns=columns).dropna()
-    count = len(ours)
-    if count < 2:
-        return None
-    paper = papers_table("accuracy")[columns].iloc[0]
-    taus, weights = [], []
-    for chosen in combinations_with_replacement(range(count), count):
-        taus.append(_tau(ours.iloc[list(chosen)].mean(), paper)[0])
-        weights.append(factorial(count) // prod(map(factorial, Counter(chosen).values())))
-    low, high = np.quantile(np.repeat(taus, weights), [0.025, 0.975])
-    tau, chance = _tau(ours.mean(), paper)
-    return Correlation(tau, float(low), float(high), chance, count)
+    chances: dict[int, float] = {}
+    for place, each in enumerate(findings):
+        of_difference = each.claim.accepts == (0, inf) and each.verdict not in (NOT_TESTED, NOT_RUN)
+        if of_difference and each.seeds.nunique() > 1:
+            chances[place] = float(np.asarray(ttest_1samp(each.seeds, 0))[1])
+    told = {place for place, chance in chances.items() if chance <= LEVEL}
+    return len(chances), told - kept_by_holm(chances)
 
 
-def _tau(ours: pd.Series, paper: pd.Series) -> tuple[float, float]:
-    tau, chance = np.asarray(kendalltau(ours.to_numpy(), paper.to_numpy()))
-    return float(tau), float(chance)
+def summaries(findings: Sequence[Finding], needed: int) -> list[tuple[str, ...]]:
+    """The rows of a table of claims, the header first. A verdict on fewer than ``needed`` seeds has their number."""
+    _, lost = by_chance(findings)
+    header = ("claim", "memory, %", "verdict", "ours", "the paper", "detectable")
+    return [header, *(summary(each, needed, place in lost) for place, each in enumerate(findings))]
+
+
+def summary(each: Finding, needed: int, by_chance: bool = False) -> tuple[str, ...]:
+    """The row of a claim; ``by_chance``: whether its verdict falls by Holm's correction."""
+    claim, seeds = each.claim, each.seeds
+    verdict = each.verdict
+    if each.untested:
+        verdict += f": {each.untested}"
+    if by_chance:
+        verdict += ", not by Holm"
+    if len(seeds) == 1:
+        verdict = "one seed"
+    elif 1 < len(seeds) < needed:
+        verdict += f" ({len(seeds)} seeds)"
+    least = ""
+    if claim.measure != "cost" and len(seeds) > 1:
+        least = f"{detectable(len(seeds)) * interval(seeds)[1]:.2f}"
+    return _claimed(claim), _sizes(claim), verdict, measured(claim, seeds), _papers(each), least
+
+
+def _claimed(claim: Claim) -> str:
+    """The claim, with the limits of its difference."""
+    low, high = claim.accepts
+    text = claim.text
+    if claim.accepts != (0, inf):
+        text += f" (above {low:g})" if high == inf else f" ({low:g} to {high:g})"
+    return f"{text} (added)" if claim.added else text
+
+
+def _sizes(claim: Claim) -> str:
+    sizes = f"{claim.shares[0]} to {claim.shares[-1]}" if len(claim.shares) > 3 else ", ".join(map(str, claim.shares))
+    return f"{sizes} against {', '.join(map(str, claim.against))}" if claim.against else sizes
+
+
+def _papers(each: Finding) -> str:
+    theirs = each.paper.mean(axis=1, skipna=False)
+    return each.claim.stated if theirs.isna().all() else f"{theirs.iloc[0]:+.2f}"
+
+
+def measured(claim: Claim, seeds: pd.Series) -> str:
+    """The mean with the half-width of its interval, if it has one; differences have their sign."""
+    if not len(seeds):
+        return ""
+    mean, half = interval(seeds)
+    text = f"{mean:{sign(claim)}.2f}"
+    return f"{text} ± {half:.2f}" if len(seeds) > 1 else text
+
+
+def sign(claim: Claim) -> str:
+    """The format's sign: that of a difference is always shown."""
+    return "+" if claim.minus else ""
