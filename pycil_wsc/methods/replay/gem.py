@@ -12,7 +12,7 @@ from pycil_wsc.devices import widest_float
 from pycil_wsc.registry import register_learner
 from pycil_wsc.training.batches import Batch, Sampling
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.phase import Phase, PhaseRun
+from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.step.backward import Backward
 
 
@@ -41,9 +41,8 @@ class GEM(BaseLearner):
     def grow(self, task: Task) -> None:
         super().grow(task)
         self.first = self.manager.first_class(task)
-        self.references = []
 
-    def begin_phase(self, task: Task, run: PhaseRun) -> None:
+    def phases(self, task: Task) -> Iterator[Phase]:
         self.references = []  # (batch, loss) of each earlier task that has exemplars
         targets = self.manager.train_targets[self.memory.indices]
         for earlier in self.manager.tasks[: task.index]:
@@ -54,8 +53,6 @@ class GEM(BaseLearner):
             for batch in self.batches.of(samples, *address):
                 self.references.append((batch, functools.partial(self.loss_over, first, end)))
         self.keep_statistics()
-
-    def phases(self, task: Task) -> Iterator[Phase]:
         yield replace(self.main_phase(task), indices=task.train_indices)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
