@@ -133,10 +133,9 @@ def recorded(name):
         "claims": well_trained.claims,
         "claims of the small protocol": study("night", "claims").rows,
         "arms": well_trained.arms,
+        "gains": well_trained.gains_of_both_parts,
     }
     tables |= {speed: partial(speed_tables.rows, speed) for speed in speed_tables.TABLES}
-    if name == "gains":
-        return well_trained.in_readme()
     lines = tables[name]()
     if not lines:
         return "None yet.\n"

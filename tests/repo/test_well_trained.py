@@ -201,15 +201,18 @@ def test_the_table_of_arms_has_replays_means_and_differences_from_them():
 
 def test_the_readme_has_the_gains_of_wsc_averaging_alone_and_the_reset():
     runs = recorded()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-
-    def both(arm, other):
-        return " and ".join(told(between(runs, (arm, memory), (other, memory))) or "–" for memory in (20, 100))
-
-    assert f"WSC differs from Replay by {both('WSC', 'Replay')} points." in readme
-    assert f"Averaging alone differs by {both(AVERAGED, 'Replay')}." in readme
-    assert f"The reset adds {both('WSC', AVERAGED)} to averaging alone." in readme
-    assert f"The noise, Replay with another order of the data, is {both(NOISE, 'Replay')}." in readme
+    compared = {
+        "WSC minus Replay": ("WSC", "Replay"),
+        "averaging alone minus Replay": (AVERAGED, "Replay"),
+        "WSC minus averaging alone: the reset": ("WSC", AVERAGED),
+        "noise: Replay with another order of the data": (NOISE, "Replay"),
+    }
+    header, rows = rows_after(ROOT / "README.md", "<!-- records: gains -->")
+    assert header[1:] == ["20 % of the images in memory", "100 % of the images in memory"]
+    for name, *cells in rows:
+        arm, other = compared.pop(name)
+        assert cells == [told(between(runs, (arm, memory), (other, memory))) or "–" for memory in (20, 100)]
+    assert not compared
 
 
 def test_the_figure_shows_the_gains_over_replay(tmp_path):

@@ -161,18 +161,19 @@ def below_claims() -> str:
     )
 
 
-def in_readme() -> str:
-    """The differences in average accuracy between the arms, at both memory sizes, as an item of a list."""
+def gains_of_both_parts() -> list[tuple[str, ...]]:
+    """The header and the rows of README's table: what WSC and its parts add to the average accuracy, and the noise."""
     runs = table()
-    wsc = " and ".join(gains(runs, "wsc", "replay"))
-    averaged = " and ".join(gains(runs, "wsc reset=none", "replay"))
-    reset = " and ".join(gains(runs, "wsc", "wsc reset=none"))
-    noise = " and ".join(gains(runs, OTHER_ORDER, "replay"))
-    return (
-        f"- In [networks that fit their data](docs/claims.md) ({seeds_of(all_findings())} seeds), with 20 and 100 % of "
-        f"the images in memory, WSC differs from Replay by {wsc} points. Averaging alone differs by {averaged}. "
-        f"The reset adds {reset} to averaging alone. The noise, Replay with another order of the data, is {noise}.\n"
-    )
+    compared = {
+        "WSC minus Replay": ("wsc", "replay"),
+        "averaging alone minus Replay": ("wsc reset=none", "replay"),
+        "WSC minus averaging alone: the reset": ("wsc", "wsc reset=none"),
+        "noise: Replay with another order of the data": (OTHER_ORDER, "replay"),
+    }
+    few, all_images = (f"{name} of the images in memory" for name in SIZES.values())
+    networks = "[networks that fit their data](docs/claims.md)"
+    header = (f"average accuracy, points, in {networks} ({seeds_of(all_findings())} seeds)", few, all_images)
+    return [header, *((name, *gains(runs, *pair)) for name, pair in compared.items())]
 
 
 def gains(runs: pd.DataFrame, row: str, baseline: str) -> list[str]:
