@@ -40,9 +40,6 @@ def planned(learner: Trainable, task: Task, number: int, phase: Phase) -> PhaseR
 def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
     """Note what was spent before a phase, unless a resumed run has noted it."""
     spent = learner.spent
-    if task.index != spent.task:
-        spent.task = task.index
-        spent.begun = []
     if number == len(spent.begun):
         before = spent.begun[-1]["images"] + spent.begun[-1]["own"] if spent.begun else 0
         exemplars = len(learner.memory.before(task))
@@ -50,13 +47,13 @@ def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
         if phase.stream:  # whose memory changes in the phase; it trains the task alone
             exemplars = len(learner.memory)
             images = _of_task(learner, task)
-        spent.begun.append({"operations": spent.operations, "images": before, "own": images, "exemplars": exemplars})
+        operations = spent.operations - spent.before
+        spent.begun.append({"operations": operations, "images": before, "own": images, "exemplars": exemplars})
 
 
 def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
     begun = learner.spent.begun
-    operations = begun[run.number]["operations"] - begun[0]["operations"]
-    left = replay_operations(learner, task, begun[run.number]["exemplars"]) - operations
+    left = replay_operations(learner, task, begun[run.number]["exemplars"]) - begun[run.number]["operations"]
     if not run.phase.stream:
         left *= _share(learner, task, run.number)
     images = run.phase.times * len(run.phase.indices)

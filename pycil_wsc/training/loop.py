@@ -17,6 +17,7 @@ from pycil_wsc.training.trainable import Trainable
 
 def train(learner: Trainable, task: Task, monitor: Monitor, resume: Resume | None) -> None:
     """Train the phases of a task, from the position ``resume`` on."""
+    learner.spent.begin(task.index)
     for number, phase in enumerate(learner.phases(task)):
         if resume and number < resume.phase:
             learner.load_state_dict(resume.learner, strict=False)  # what the next phase is prepared from

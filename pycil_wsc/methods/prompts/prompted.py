@@ -1,5 +1,7 @@
 """What L2P, DualPrompt and CODA-Prompt share: a frozen transformer is asked twice, for a query and with prompts."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.phase import PhaseRun
+from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.step.cost import Operations
 
 AS_PILOT = {  # keys that all of them have in PILOT's files and code
@@ -67,12 +69,13 @@ class PromptedLearner(BaseLearner):
         self.first = 0 if len(self.memory) else self.manager.first_class(task)
         self.query_table: Tensor | None = None
 
-    def begin_phase(self, task: Task, run: PhaseRun) -> None:
-        super().begin_phase(task, run)
-        if not augments(self):
+    def phases(self, task: Task) -> Iterator[Phase]:
+        phase = self.main_phase(task)
+        if not augments(self):  # before a budget measures a step, which then has no query pass
             with Operations() as operations:
-                self.query_table = self.queries_of(run.phase.indices)
+                self.query_table = self.queries_of(phase.indices)
             self.spent.operations += self.processes.count * operations.total
+        yield phase
 
     @torch.no_grad()
     def queries_of(self, indices: np.ndarray) -> Tensor:
