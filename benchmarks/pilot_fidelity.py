@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/pilot_fidelity.py --pilot ../LAMDA-PILOT --out pilot-fidelity.json
 
-Both sides read the same JSON file of PILOT's, shortened, and train a small transformer. Ours goes first. PILOT's own
+Both sides read the same JSON file of PILOT's, shortened, and train a small transformer in double precision, so that
+rounding is told from what is computed otherwise. Ours goes first. PILOT's own
 ``incremental_train`` then starts from the same weights and gets the batches, and the features drawn for a head, that
 ours had. Compared after each task are all trained tensors, class means, the loss of each step and the scores of all
 test images. Where we differ on purpose, PILOT's behaviour is switched on; the record names what has no switch.
@@ -10,6 +11,7 @@ test images. Where we differ on purpose, PILOT's behaviour is switched on; the r
 
 import argparse
 import contextlib
+import functools
 import inspect
 import io
 import json
@@ -26,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import pilot_stock
 import torch
-from pilot_stock import Images, Loader
+from pilot_stock import EPOCHS, OURS, Images, Loader
 from record import origin, write
 from torch import Tensor
 
@@ -38,20 +40,21 @@ from pycil_wsc.training.phase import Monitor
 
 SIZES = {"image_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 5, "num_heads": 2}
 TASKS, CLASSES, PER_CLASS = 3, 2, 6  # classes of a task, images of a class
-EPOCHS = ("tuned_epoch", "init_epoch", "init_epochs", "later_epochs", "epochs", "epc_re", "ca_epochs", "crct_epochs")
 SHORT = {  # values of the keys of PILOT's files
     **dict.fromkeys(EPOCHS, 2),
     **dict.fromkeys(("init_cls", "increment"), CLASSES),
     **dict.fromkeys(("milestones", "init_milestones"), [1]),
     "batch_size": 6,
     "memory_size": 12,
+    "memory_per_class": 2,
     "num_workers": 0,
     "ffn_num": 3,
     "M": 8,
     "prompt_param": [6, 4, 0.1],
     "num_freeze_epochs": 1,
 }
-FAST = dict.fromkeys(("init_lr", "lrate", "later_lr"), 0.1)  # so that weights move
+CASTS = {"float32": "float64", "FloatTensor": "DoubleTensor"}  # in PILOT's code
+FAST = dict.fromkeys(("init_lr", "lrate", "later_lr", "lr"), 0.1)  # so that weights move
 ALL = slice(None)
 Pair = tuple[str, Tensor, Tensor, slice | None]  # a name, PILOT's tensor, ours, and the part that is new in a task
 Pairs = Callable[[Any, dict[str, Tensor], int], Iterator[Pair]]  # of PILOT's learner, our state, the task
@@ -66,7 +69,6 @@ class Method:
     """A method of PILOT's.
 
     Attributes:
-        file: its JSON file.
         trained: the tensors that it trains, of which a task copies the new parts to PILOT's side.
         kept: what it computes after the training.
         changes: more values of the file's keys, and further keys of PILOT's code.
@@ -74,12 +76,11 @@ class Method:
         train: the name of PILOT's function that trains.
         left_out: deliberate differences without a switch, and how they are left out.
         begin: called with our learner when its training in a task begins.
-        equal: called with PILOT's learner and our state after a task, before PILOT's learns it.
+        equal: called with PILOT's learner and what ours learned in a task, before PILOT's learns it.
         scores: ours as PILOT's; None: they and the losses of a later training are not compared.
         compared: the beginning of the names of tensors that are compared.
     """
 
-    file: str
     trained: Pairs
     kept: Pairs = none
     changes: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class Method:
     train: str = "_train"
     left_out: tuple[str, ...] = ()
     begin: Callable[[Any], None] = lambda ours: None
-    equal: Callable[[Any, dict[str, Tensor]], None] = lambda stock, state: None
+    equal: Callable[[Any, "Learned"], None] = lambda stock, ours: None
     scores: Callable[[Tensor], Tensor] | None = lambda scores: scores
     compared: str = ""
 
@@ -98,21 +99,22 @@ def main():
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        pilot_stock.repaired(args.pilot, Path(folder), SIZES)
-        found = {name: compared(METHODS[name], args.pilot) for name in args.methods}
+    with tempfile.TemporaryDirectory() as folder, in_double_precision():
+        pilot_stock.repaired(args.pilot, Path(folder), SIZES, CASTS)
+        found = {name: compared(name, args.pilot) for name in args.methods}
     record = {"methods": found, "repairs": [f"{place}: {why}" for place, _, _, why in pilot_stock.REPAIRS]}
-    record |= {"replaced": [*pilot_stock.REPLACED, "dropout, on both sides: nothing is dropped"]}
-    record |= {"tasks": TASKS, "classes": CLASSES, "images": PER_CLASS, "precision": "fp32"} | SIZES
+    replaced = ["dropout, on both sides: nothing is dropped", "casts to float32, on both sides: to float64"]
+    record |= {"replaced": [*pilot_stock.REPLACED, *replaced]}
+    record |= {"tasks": TASKS, "classes": CLASSES, "images": PER_CLASS, "precision": "fp64"} | SIZES
     record |= origin(resolved_device("cpu"))
     print(json.dumps(record, indent=2))
     write(record, args.out)
 
 
-def compared(method, pilot):
+def compared(name, pilot):
     """The largest differences over all tasks."""
-    changes = SHORT | FAST | method.changes
-    file = pilot_stock.settings(pilot, method.file, changes)
+    method = METHODS[name]
+    file = pilot_stock.settings(pilot, name, SHORT | FAST | method.changes)
     with tempfile.TemporaryDirectory() as folder, without_dropout():
         run = our_run(method, file, Path(folder))
         tasks = [learned(method, run, task) for task in run.manager.tasks]
@@ -120,9 +122,9 @@ def compared(method, pilot):
             differences = stock(method, file, run, tasks)
     lines = [inspect.getsourcefile(type(run.learner)), pilot / f"models/{file['model_name']}.py"]
     ours, theirs = (Path(path).read_text().count("\n") for path in lines)
-    largest = {name: max(values) for name, values in differences.items() if values}
+    largest = {part: max(values) for part, values in differences.items() if values}
     steps = sum(len(task.losses) for task in tasks)
-    switched = {"switched": method.keys, "left_out": list(method.left_out)}
+    switched = {"switched": OURS.get(name, {}) | method.keys, "left_out": list(method.left_out)}
     return largest | {"steps": steps, "lines": ours, "pilot_lines": theirs} | switched
 
 
@@ -209,6 +211,7 @@ class Manager:
     """In place of PILOT's data manager: our batches in training, our images otherwise."""
 
     dataset_name = "cifar224"
+    nb_classes = TASKS * CLASSES
 
     def __init__(self, run):
         self.run = run
@@ -217,11 +220,14 @@ class Manager:
     def get_task_size(self, task):
         return CLASSES
 
+    def getlen(self, label):
+        return PER_CLASS
+
     def get_dataset(self, classes, source, mode, appendent=None, ret_data=False):
         images, labels = plain_images(self.run, source, classes) if len(classes) else (torch.empty(0, 3, 8, 8), [])
         images, labels = images.numpy(), np.asarray(labels)
         if appendent is not None and len(appendent):
-            images = np.concatenate([images, appendent[0]]).astype(np.float32)
+            images = np.concatenate([images, appendent[0]])
             labels = np.concatenate([labels, appendent[1]]).astype(np.int64)
         training = mode == "train" and len(classes) > 1
         dataset = Images(images, labels, self.epochs if training else None)
@@ -253,14 +259,14 @@ class Drawn:
 def stock(method, file, run, tasks: list[Learned]):
     """Let PILOT's learner learn all tasks; the differences of each."""
     found: dict[str, list[float]] = {"weights": [], "moved": [], "kept": [], "losses": [], "predictions": []}
-    file |= {"device": [torch.device("cpu")], "nb_classes": TASKS * CLASSES, "nb_tasks": TASKS, "seed": 1993}
-    file |= {"prefix": "", "pretrained": True}
     with pilot_stock.small(pretrained(tasks[0]), SIZES):
-        theirs = pilot_stock.learner_of(file)
+        theirs = pilot_stock.learner_of(file, TASKS, TASKS * CLASSES)
         manager = Manager(run)
         for number, ours in enumerate(tasks):
-            method.equal(theirs, ours.after)
-            manager.epochs = list(ours.epochs) + extra_epochs(method, run, number)
+            method.equal(theirs, ours)
+            manager.epochs = list(ours.epochs)
+            if file["model_name"] == "cofima":
+                manager.epochs.append(batches_for_the_fisher_information(run, number))
             losses = trained_by_stock(method, theirs, manager, ours, number)
             before = {name: tensor for name, _, tensor, _ in method.trained(theirs, ours.before or ours.after, number)}
             for name, stock, tensor, _ in method.trained(theirs, ours.after, number):
@@ -287,14 +293,11 @@ def pretrained(task: Learned):
     return {name.removeprefix(place): value for name, value in state.items() if name.startswith(place)}
 
 
-def extra_epochs(method, run, number):
-    """The batches of CoFiMA's Fisher information."""
-    if method.file != "cofima":
-        return []
+def batches_for_the_fisher_information(run, number):
     learner, task = run.learner, run.manager.tasks[number]
     indices = learner.plan.new_samples(task, run.manager.train_targets)
     batches = learner.batches.of(Sampling(indices=indices, mixed=False), task.index, "fisher")
-    return [[(batch.images, batch.targets) for batch in batches]]
+    return [(batch.images, batch.targets) for batch in batches]
 
 
 def trained_by_stock(method, theirs, manager, ours: Learned, number):
@@ -329,15 +332,18 @@ def trained_by_stock(method, theirs, manager, ours: Learned, number):
 
 
 def scores_of(theirs, manager, classes):
-    """The scores of which PILOT's test takes the largest."""
-    found, topk = [], torch.topk
+    """The scores of which PILOT's test takes the largest, or the distances of which it takes the smallest."""
+    found = []
 
-    def noted(scores, *arguments, **keys):
-        if scores.dim() == 2 and scores.shape[1] == classes:
-            found.append(scores)
-        return topk(scores, *arguments, **keys)
+    def noting(order):
+        def noted(scores, *arguments, **keys):
+            if scores.ndim == 2 and scores.shape[1] == classes:
+                found.append(scores)
+            return order(scores, *arguments, **keys)
 
-    with patch.object(torch, "topk", noted):
+        return noted
+
+    with patch.object(torch, "topk", noting(torch.topk)), patch.object(np, "argsort", noting(np.argsort)):
         theirs._eval_cnn(Loader(manager.get_dataset(range(classes), "test", "test"), batch_size=1000))
     return found[-1]
 
@@ -361,6 +367,18 @@ def without_dropout():
         patch("pycil_wsc.networks.tuning.modules.dropout", whole),
     ):
         yield
+
+
+@contextlib.contextmanager
+def in_double_precision():
+    """The context in which new tensors are float64, as is what either side casts to float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with patch.object(Tensor, "float", Tensor.double):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 # ---- where the tensors are -------------------------------------------------------------------------------------------
@@ -405,7 +423,7 @@ def der(stock, state, task) -> Iterator[Pair]:
     network = stock._network
     for number, each in enumerate(network.backbones):
         yield from backbone(each, state, f"blocks.{number}.")
-    yield from heads(network, state)
+    yield from heads(network.fc, network.aux_fc, state)
 
 
 def memo(stock, state, task) -> Iterator[Pair]:
@@ -418,14 +436,31 @@ def memo(stock, state, task) -> Iterator[Pair]:
             if name.startswith(("last_block", "norm")):
                 place = f"blocks.{number}.{name.removeprefix('last_')}"
                 yield place, tensor, state[place], first(task)
-    yield from heads(network, state)
+    yield from heads(network.fc, network.aux_fc, state)
 
 
-def heads(network, state) -> Iterator[Pair]:
+def foster(stock, state, task) -> Iterator[Pair]:
+    network, student = stock._network, stock._snet
+    for number, each in enumerate(network.backbones):
+        yield from backbone(each, state, f"blocks.{number}.")
+    yield from heads(network.fc, network.fe_fc, state)
+    if student and student is not network:  # PILOT's makes its student when it has boosted
+        yield from backbone(student.backbones[0], state, "student.blocks.0.")
+        for kind in ("weight", "bias"):
+            yield f"student.{kind}", getattr(student.fc, kind), state[f"student.head.{kind}"], None
+
+
+def heads(head, auxiliary, state) -> Iterator[Pair]:
     """With an auxiliary head, as DER has it."""
     for kind in ("weight", "bias"):
-        yield f"head.{kind}", getattr(network.fc, kind), state[f"head.{kind}"], ALL
-        yield f"aux_head.{kind}", getattr(network.aux_fc, kind), state[f"aux_head.{kind}"], ALL
+        yield f"head.{kind}", getattr(head, kind), state[f"head.{kind}"], ALL
+        yield f"aux_head.{kind}", getattr(auxiliary, kind), state[f"aux_head.{kind}"], ALL
+
+
+def coil(stock, state, task) -> Iterator[Pair]:
+    yield from backbone(stock._network.backbone, state)
+    yield "head.weight", stock._network.fc.weight, state["head.weight"], first(task)
+    yield "head.scale", stock._network.fc.sigma.view(()), state["head.scale"].view(()), None
 
 
 def prototypes(stock, state, task) -> Iterator[Pair]:
@@ -474,6 +509,16 @@ def ranpac(stock, state, task) -> Iterator[Pair]:
     yield from adapters_of_mlps(stock._network.backbone, state, first(task))
     if stock._network.RP_dim is None:
         yield "first_head", stock._network.fc.weight, state["first_head.weight"], ALL
+
+
+def fecam(stock, state, task) -> Iterator[Pair]:
+    yield from adapters_of_mlps(stock._network.backbone, state, first(task))
+    if not stock.cov_mats:  # then the head holds class means
+        yield "first_head", stock._network.fc.weight, state["first_head.weight"], ALL
+
+
+def kept_by_fecam(stock, state, task) -> Iterator[Pair]:
+    yield "means", stock._network.fc.weight, state["head.means"], None
 
 
 def ease(stock, state, task) -> Iterator[Pair]:
@@ -565,7 +610,7 @@ def move_old_rows(ours):
         head.renew()
 
 
-def merge_in_training_alone(stock, state):
+def merge_in_training_alone(stock, ours):
     """PILOT's, which merges in every pass."""
     module = stock._network.backbone
     merge = type(module).reweight_adapter
@@ -576,8 +621,9 @@ def merge_in_training_alone(stock, state):
     module.reweight_adapter = merged
 
 
-def share_projection(stock, state):
+def share_projection(stock, ours):
     """And the ridge parameter."""
+    state = ours.after
     made = type(stock).setup_RP
 
     def setup():
@@ -589,31 +635,40 @@ def share_projection(stock, state):
     stock.optimise_ridge_parameter = lambda *_: state["head.chosen"][0].item()
 
 
+def share_new_rows_of_the_student(stock, ours):
+    network = type(stock._network)
+    copied = inspect.unwrap(network.copy_fc)
+
+    @functools.wraps(copied)
+    def copy_fc(student, head):
+        copied(student, head)
+        for kind in ("weight", "bias"):
+            getattr(student.fc, kind).data[len(head.bias) :] = ours.before[f"student.head.{kind}"][len(head.bias) :]
+
+    network.copy_fc = copy_fc
+
+
 SLOWER = {"lrate": 0.02, "+bcb_lrscale": 0.5}
 APER = {"kept": prototypes, "changes": {"init_lr": 0.1}}
 METHODS = {
-    "l2p": Method("l2p", l2p, changes={"init_lr": 0.01}, keys={"batchwise_test": True}),
+    "l2p": Method(l2p, changes={"init_lr": 0.01}, keys={"batchwise_test": True}),
     "dualprompt": Method(
-        "dualprompt",
         dualprompt,
         changes={"init_lr": 0.01},
         keys={"batchwise_test": True, "prompts_by_halves": True},
     ),
     "coda_prompt": Method(
-        "coda_prompt",
         coda_prompt,
         changes={"init_lr": 0.01, "tuned_epoch": 3},
-        keys={"crop_scale": None, "test_interpolation": None},
         left_out=("PILOT leaves out the last batch of an epoch; it gets it here",),
     ),
-    "aper_adapter": Method("aper_aperpter", tuned_once(adapters_of_mlps), **APER),
-    "aper_ssf": Method("aper_ssf", tuned_once(scales), **APER),
-    "aper_vpt_deep": Method("aper_vpt_deep", tuned_once(tokens), **APER),
-    "aper_vpt_shallow": Method("aper_vpt_shallow", tuned_once(tokens), **APER),
-    "aper_finetune": Method("aper_finetune", tuned_once(copy_of, "tuned.1"), keys={"adapt": False}, **APER),
-    "ease": Method("ease", ease, prototypes),
+    "aper_adapter": Method(tuned_once(adapters_of_mlps), **APER),
+    "aper_ssf": Method(tuned_once(scales), **APER),
+    "aper_vpt_deep": Method(tuned_once(tokens), **APER),
+    "aper_vpt_shallow": Method(tuned_once(tokens), **APER),
+    "aper_finetune": Method(tuned_once(copy_of, "tuned.1"), **APER),
+    "ease": Method(ease, prototypes),
     "mos": Method(
-        "mos",
         mos,
         kept_by_mos,
         left_out=(
@@ -624,9 +679,8 @@ METHODS = {
         equal=merge_in_training_alone,
         scores=torch.exp,
     ),
-    "slca": Method("slca", slca, kept_by_slca, SLOWER, train="_stage1_training"),
+    "slca": Method(slca, kept_by_slca, SLOWER, train="_stage1_training"),
     "slca_cofima": Method(
-        "cofima",
         slca,
         kept_by_slca,
         SLOWER,
@@ -635,9 +689,8 @@ METHODS = {
         scores=None,
         compared="backbone.",
     ),
-    "lae": Method("lae", lae, changes={"init_lr": 0.01}, scores=torch.exp),
+    "lae": Method(lae, changes={"init_lr": 0.01}, scores=torch.exp),
     "dgr": Method(
-        "dgr",
         dgr,
         left_out=(
             "in a task's first step PILOT scales up a gradient of rounding; old rows are moved at random before",
@@ -645,7 +698,6 @@ METHODS = {
         begin=move_old_rows,
     ),
     "duct": Method(
-        "duct",
         duct,
         kept_by_duct,
         {"epochs": 3},
@@ -656,7 +708,6 @@ METHODS = {
         ),
     ),
     "ranpac": Method(
-        "ranpac",
         ranpac,
         changes={"init_lr": 0.1},
         left_out=(
@@ -665,11 +716,18 @@ METHODS = {
         ),
         equal=share_projection,
     ),
-    "simplecil": Method("simplecil", none, prototypes),
-    "finetune": Method("finetune", incremental),
-    "icarl": Method("icarl", incremental),
-    "der": Method("der", der),
-    "memo": Method("memo", memo),
+    "fecam": Method(fecam, kept_by_fecam, scores=torch.neg),
+    "simplecil": Method(none, prototypes),
+    "finetune": Method(incremental),
+    "icarl": Method(incremental),
+    "der": Method(der),
+    "memo": Method(memo),
+    "coil": Method(coil),
+    "foster": Method(
+        foster,
+        left_out=("PILOT weights a class by the sum of its images' positions; by their number here",),
+        equal=share_new_rows_of_the_student,
+    ),
 }
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import pilot_stock
 import torch
-from pilot_stock import Images
+from pilot_stock import EPOCHS, Images
 from record import origin, spread, write
 
 from pycil_wsc.devices import resolved_device
@@ -31,24 +31,32 @@ from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.phase import Monitor
 
-NAMES = ("aper_finetune", "aper_ssf", "aper_vpt_deep", "aper_vpt_shallow", "coda_prompt", "der", "dgr", "dualprompt")
-NAMES += ("duct", "ease", "finetune", "icarl", "l2p", "lae", "memo", "mos", "ranpac", "slca")
-FILES = {name: name for name in NAMES} | {"aper_adapter": "aper_aperpter", "slca_cofima": "cofima"}  # PILOT's
-IN_THE_FIRST = ("aper_adapter", "aper_finetune", "aper_ssf", "aper_vpt_deep", "aper_vpt_shallow", "ranpac")  # trains
-EPOCHS = ("tuned_epoch", "init_epoch", "init_epochs", "later_epochs", "epochs", "epc_re", "crct_epochs")
+TRAIN_ONCE = ("aper_adapter", "aper_finetune", "aper_ssf", "aper_vpt_deep", "aper_vpt_shallow", "ranpac")
+TRAIN_EACH = (
+    "coda_prompt",
+    "der",
+    "dgr",
+    "dualprompt",
+    "duct",
+    "ease",
+    "finetune",
+    "icarl",
+    "l2p",
+    "lae",
+    "memo",
+    "mos",
+)
+TRAIN_EACH += ("slca", "slca_cofima")
+METHODS = sorted(TRAIN_ONCE + TRAIN_EACH)
 SHORT = dict.fromkeys(EPOCHS, 1) | dict.fromkeys(("milestones", "init_milestones"), [])
 SHORT |= {"ca_epochs": 0, "init_cls": 2, "increment": 2, "num_workers": 0, "num_freeze_epochs": 0}
 SHORT |= {"memory_size": 4, "ca_storage_efficient_method": "variance", "M": 100}
-OURS = {  # keys that suit arrays, and random weights
-    "coda_prompt": {"crop_scale": None, "test_interpolation": None},
-    "aper_finetune": {"adapt": False},
-}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pilot", type=Path, required=True, help="the folder of PILOT's repository")
-    parser.add_argument("--methods", nargs="+", choices=sorted(FILES), default=sorted(FILES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--patch-size", type=int, default=16)
     parser.add_argument("--embed-dim", type=int, default=192)
@@ -78,7 +86,7 @@ def measured(name, args, sizes):
     changes = SHORT | {"batch_size": args.batch_size}
     if name == "coda_prompt":  # its cosine is not defined for one epoch
         changes |= {"scheduler": "constant"}
-    file = pilot_stock.settings(args.pilot, FILES[name], changes)
+    file = pilot_stock.settings(args.pilot, name, changes)
     for _ in range(args.repeats):
         seconds["ours"] += ours(name, file, args, sizes)
         seconds["pilot"] += stock(name, file, args, sizes)
@@ -106,19 +114,16 @@ def ours(name, file, args, sizes):
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         data = f"{folder}/data.npz"
         np.savez(data, train_x=images, train_y=targets, test_x=images[:: count // 2], test_y=targets[:: count // 2])
-        keys = {"dataset": f"npz:{data}"} | OURS.get(name, {})
-        config = pilot_stock.our_configuration(file, Path(folder), sizes, **keys)
+        config = pilot_stock.our_configuration(file, Path(folder), sizes, dataset=f"npz:{data}")
         run = Run(config, Datasets().of(config))
         clocks = [Clock(), Clock()]
         for task, clock in zip(run.manager.tasks, clocks, strict=True):
             run.learner.learn(task, clock)
-    return np.diff(clocks[0 if name in IN_THE_FIRST else 1].ends[: args.steps + 1]).tolist()
+    return np.diff(clocks[0 if name in TRAIN_ONCE else 1].ends[: args.steps + 1]).tolist()
 
 
 def stock(name, file, args, sizes):
     """Seconds of each timed step of PILOT's."""
-    file = file | {"device": [torch.device("cpu")], "nb_classes": 4, "nb_tasks": 2, "seed": 1993}
-    file |= {"prefix": "", "pretrained": True}
     starts = []
     backward = torch.Tensor.backward
 
@@ -128,12 +133,12 @@ def stock(name, file, args, sizes):
 
     quiet = contextlib.redirect_stdout(io.StringIO())
     with pilot_stock.small({}, sizes), patch.object(torch.Tensor, "backward", timed), quiet:
-        learner = pilot_stock.learner_of(file)
+        learner = pilot_stock.learner_of(file, tasks=2, classes=4)
         for _ in range(2):
             starts.append([])
             learner.incremental_train(Tasks(args))
             learner.after_task()
-    return np.diff(starts[0 if name in IN_THE_FIRST else 1][: args.steps + 1]).tolist()
+    return np.diff(starts[0 if name in TRAIN_ONCE else 1][: args.steps + 1]).tolist()
 
 
 class Tasks:

@@ -22,6 +22,7 @@ from torch import nn
 
 from pycil_wsc.config.loading import load
 
+SEED = 1993
 SIZES = {  # of ViT-B in PILOT's code -> the names of ours
     r"\b768\b": "embed_dim",
     r"(?<=img_size=)224": "image_size",
@@ -58,12 +59,22 @@ REPLACED = (
     "PILOT's accuracies for its log: not computed, as they draw batches",
     "widths and depths of ViT-B in PILOT's code: those of the small transformer",
 )
+OTHER_NAMES = {"aper_adapter": "aper_aperpter", "slca_cofima": "cofima"}  # of methods -> of PILOT's files
+EPOCHS = ("tuned_epoch", "init_epoch", "init_epochs", "later_epochs", "epochs", "epc_re", "ca_epochs", "crct_epochs")
+EPOCHS += ("boosting_epochs", "compression_epochs")
+OURS = {  # keys of ours that suit arrays, and random weights
+    "coda_prompt": {"crop_scale": None, "test_interpolation": None},
+    "aper_finetune": {"adapt": False},
+}
 LATER = r"_(l2p|dualprompt|coda_prompt|lae|ssf|memo)$"  # PILOT's transformers that it makes by timm.create_model
 MODULES = {"coda_prompt": "vit_coda_promtpt"}
 
 
-def repaired(pilot: Path, folder: Path, sizes: dict[str, int]) -> None:
-    """Write PILOT's code to ``folder``, repaired and with other ``sizes``, and let it be imported from there."""
+def repaired(pilot: Path, folder: Path, sizes: dict[str, int], replaced: dict[str, str] | None = None) -> None:
+    """Write PILOT's code to ``folder``, repaired and with other ``sizes``, and let it be imported from there.
+
+    ``replaced``: texts that stand in PILOT's code, and what is put there.
+    """
     for path in [*pilot.glob("backbone/*.py"), *pilot.glob("models/*.py"), *pilot.glob("utils/*.py")]:
         place = path.relative_to(pilot)
         text = path.read_text()
@@ -72,6 +83,8 @@ def repaired(pilot: Path, folder: Path, sizes: dict[str, int]) -> None:
         for where, old, new, _ in REPAIRS:
             if where in ("*", str(place)):
                 text = text.replace(old, new)
+        for old, new in (replaced or {}).items():
+            text = text.replace(old, new)
         if place.name == "base.py":
             text = dedented(text)
         (folder / place).parent.mkdir(exist_ok=True)
@@ -101,12 +114,12 @@ def sinkhorn(source, target, costs, strength, most=1000, stop=1e-9):
     return left[:, None] * kernel * right
 
 
-def settings(pilot: Path, name: str, changes: dict) -> dict:
-    """A JSON file of PILOT's with those ``changes`` whose keys it has; keys with ``+`` are added.
+def settings(pilot: Path, method: str, changes: dict) -> dict:
+    """PILOT's JSON file of a method of ours with those ``changes`` whose keys it has; keys with ``+`` are added.
 
     A file without memory stays without.
     """
-    file = json.loads((pilot / f"exps/{name}.json").read_text())
+    file = json.loads((pilot / f"exps/{OTHER_NAMES.get(method, method)}.json").read_text())
     if not file["memory_size"]:
         changes = {key: value for key, value in changes.items() if key != "memory_size"}
     added = {key.removeprefix("+"): value for key, value in changes.items() if key in file or key.startswith("+")}
@@ -119,7 +132,8 @@ def our_configuration(file: dict, folder: Path, sizes: dict[str, int], **keys) -
     path.write_text(json.dumps(file))
     options = {f"convnet_options.{name}": sizes[name] for name in ("patch_size", "embed_dim", "depth", "num_heads")}
     ours = {"convnet_type": "timm:vit_tiny_patch16_224", "pretrained": False, "image_size": sizes["image_size"]}
-    ours |= {"device": "cpu", "precision": "fp32", "out": str(folder), "seed": 1993}
+    ours |= {"device": "cpu", "precision": "fp32", "out": str(folder), "seed": SEED}
+    ours |= OURS.get(file["model_name"], {})
     (config,) = load(path, ours | options | keys)
     return config
 
@@ -193,14 +207,18 @@ class Bar(list):
         pass
 
 
-def learner_of(file: dict):
-    """PILOT's learner of a file, inside :func:`small`."""
+def learner_of(file: dict, tasks: int, classes: int):
+    """PILOT's learner of a file, inside :func:`small`, for ``tasks`` of ``classes`` in all."""
+    file = file | {"device": [torch.device("cpu")], "nb_classes": classes, "nb_tasks": tasks, "seed": SEED}
+    file |= {"prefix": "", "dataset": "cifar224", "pretrained": True}
     module = importlib.import_module(f"models.{file['model_name']}")
     base = importlib.import_module("models.base")
     for each in (module, base):
         vars(each).update(DataLoader=Loader, tqdm=Bar)
     made = module.Learner(file)
-    made._compute_accuracy = lambda *_: 0.0  # of its log alone
+    made._compute_accuracy = lambda *_: 0.0  # of its log alone, as what follows
+    made._evaluate = lambda *_: dict.fromkeys(("top1", "top5"), 0.0)
+    made.save_checkpoint = lambda *_: None
     made.topk = 1
     return made
 

@@ -40,9 +40,6 @@ def planned(learner: Trainable, task: Task, number: int, phase: Phase) -> PhaseR
 def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
     """Note what was spent before a phase, unless a resumed run has noted it."""
     spent = learner.spent
-    if task.index != spent.task:
-        spent.task = task.index
-        spent.begun = []
     if number == len(spent.begun):
         before = spent.begun[-1]["images"] + spent.begun[-1]["own"] if spent.begun else 0
         exemplars = len(learner.memory.before(task))
@@ -55,7 +52,7 @@ def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
 
 def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
     begun = learner.spent.begun
-    operations = begun[run.number]["operations"] - begun[0]["operations"]
+    operations = begun[run.number]["operations"] - learner.spent.before
     left = replay_operations(learner, task, begun[run.number]["exemplars"]) - operations
     if not run.phase.stream:
         left *= _share(learner, task, run.number)

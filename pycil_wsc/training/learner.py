@@ -341,7 +341,8 @@ class BaseLearner(nn.Module):
             self.memory.limit(num_logits(self.config, task, self.manager), len(self.manager.tasks))
         if resume:
             self.load_state_dict(resume.learner)
-        else:
+        self.spent.begin(task.index)
+        if not resume:
             if self.plan.chooses_first:
                 self._choose_exemplars(task)
             self.begin_task(task)

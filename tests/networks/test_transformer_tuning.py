@@ -92,12 +92,12 @@ def prefix(tuned):
 
 
 def deep_prompts(tuned):
-    tuned.add(Prompts(tuned.dim, 3, tuned.depth))
+    tuned.sets.append(Prompts(tuned.dim, 3, tuned.depth))
     return lambda part: {"deep": list(part.tokens)}
 
 
 def scales(tuned):
-    tuned.add(Scales(tuned.vit))
+    tuned.sets.append(Scales(tuned.vit))
     return lambda part: {"scales": {name.replace("-", "."): (each.factor, each.shift) for name, each in part.items()}}
 
 
@@ -148,7 +148,7 @@ def test_prompts_and_prefixes_may_differ_from_image_to_image(kind):
 
 def test_shallow_prompts_are_prompts_from_the_first_block_on():
     tuned = tuned_of()
-    tuned.add(shaken(Prompts(tuned.dim, 3)))
+    tuned.sets.append(shaken(Prompts(tuned.dim, 3)))
     images = images_of(tuned)
     expected = tuned.tokens(images, route=None, prompts=tuned.sets[0].tokens)[:, 0]
     torch.testing.assert_close(tuned(images), expected, rtol=1e-4, atol=1e-5)
@@ -228,7 +228,7 @@ def test_recomputed_activations_give_the_same_gradients():
     for recomputed in (False, True):
         tuned = tuned_of()
         tuned.vit.set_grad_checkpointing(recomputed)
-        tuned.add(shaken(Scales(tuned.vit)))
+        tuned.sets.append(shaken(Scales(tuned.vit)))
         images = images_of(tuned)
         tuned.untuned(images)
         keys, values = seeded(2, 3, 2, tuned.dim).requires_grad_()
@@ -261,7 +261,7 @@ def test_each_layer_with_weights_has_a_scale():
 @torch.no_grad()
 def test_a_copy_has_scales_of_its_own():
     tuned = tuned_of()
-    tuned.add(Scales(tuned.vit))
+    tuned.sets.append(Scales(tuned.vit))
     images = images_of(tuned)
     before = tuned(images)
     other = copy.deepcopy(tuned)
@@ -274,7 +274,7 @@ def test_a_copy_has_scales_of_its_own():
 def test_what_is_added_has_the_learning_rate_of_its_block():
     tuned = tuned_of(frozen=False)
     tuned.add_blocks(Adapter, hidden=4)
-    tuned.add(Scales(tuned.vit))
+    tuned.sets.append(Scales(tuned.vit))
     depths = IncrementalNet(tuned).depths()
     for index in range(2):
         expected = depths[tuned.vit.blocks[index].norm1.weight]

@@ -12,6 +12,7 @@ from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.errors import UserError
+from pycil_wsc.launch.attempt import Datasets
 from pycil_wsc.methods.replay.redo import ReDo
 from pycil_wsc.runs import device_check
 from pycil_wsc.runs.run import Run
@@ -23,7 +24,7 @@ OPERATIONS = {"budget": {"flops_like": "replay"}, "init_epoch": 4, "epochs": 15}
 
 def run(settings, **keys):
     config = resolve(settings | keys)
-    return Run(config, load_dataset(config.dataset, "."), lambda progress: None)
+    return Run(config, Datasets().of(config), lambda progress: None)
 
 
 def operations(folder):
@@ -98,10 +99,13 @@ def test_phases_over_images_chosen_by_features_fit_a_budget(settings, replay):
     assert operations(finished.folder) == pytest.approx(operations(replay[0]), rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["coda_prompt", "ease"])
-def test_a_tuned_transformer_gets_the_operations_of_a_replay_that_trains_it(name, settings):
+@pytest.mark.parametrize("name, augmented", [("coda_prompt", True), ("coda_prompt", False), ("ease", True)])
+def test_a_tuned_transformer_gets_the_operations_of_a_replay_that_trains_it(name, augmented, settings):
+    """Also where features of images that stay the same are computed once, before the first step."""
     pytest.importorskip("timm")
     small = TRANSFORMER | {"max_tasks": 2, "precision": "fp32", "batch_size": 4, "memory_per_class": 0}
+    if not augmented:
+        small |= {"padding": 0, "flip": False, "brightness": 0.0}
     replay = run(settings, model_name="replay", out=settings["out"] + "/replay", epochs=4, init_epoch=4, **small)
     keys = small | OF_TWO_BLOCKS[name] | OPERATIONS | {"epochs": 4}
     tuned = run(settings, model_name=name, **keys)

@@ -10,7 +10,7 @@ from pycil_wsc.networks.heads import CosineHead
 from pycil_wsc.networks.layers import mark_frozen
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.networks.tuning.modules import Adapter, Prompts, Scales
-from pycil_wsc.networks.tuning.transformer import TunedTransformer
+from pycil_wsc.networks.tuning.transformer import TunedTransformer, check_transformer
 
 
 class TunedClosedForm(ClosedForm):
@@ -29,6 +29,11 @@ class TunedClosedForm(ClosedForm):
         prompt_token_num: int = key(5, "prompts of a block", low=1)
 
     class Plan(ClosedForm.Plan):
+        def check_backbone(self, backbone: nn.Module) -> None:
+            super().check_backbone(backbone)
+            if self.config.options.tuning:
+                check_transformer(backbone, self.config.convnet_type)
+
         def adapts(self) -> bool:
             options = self.config.options
             return options.adapt is not False if options.tuning else super().adapts()
@@ -43,10 +48,10 @@ class TunedClosedForm(ClosedForm):
         if options.tuning == "adapter":
             tuned.add_blocks(Adapter, hidden=options.ffn_num)
         elif options.tuning == "ssf":
-            tuned.add(Scales(tuned.vit))
+            tuned.sets.append(Scales(tuned.vit))
         else:
             depth = tuned.depth if options.vpt_type == "deep" else 1
-            tuned.add(Prompts(tuned.dim, options.prompt_token_num, depth))
+            tuned.sets.append(Prompts(tuned.dim, options.prompt_token_num, depth))
         return tuned  # pyright: ignore[reportReturnType]
 
     def first_head(self, width: int, classes: int) -> nn.Module:

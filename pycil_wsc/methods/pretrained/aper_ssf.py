@@ -9,4 +9,4 @@ class APERSSF(TunedOnce):
     """APER with a scale and a shift after each layer (Zhou et al., IJCV 2024; SSF, Lian et al., NeurIPS 2022)."""
 
     def tune(self, backbone: TunedTransformer) -> None:
-        backbone.add(Scales(backbone.vit))
+        backbone.sets.append(Scales(backbone.vit))

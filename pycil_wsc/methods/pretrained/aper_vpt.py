@@ -23,4 +23,4 @@ class APERVPT(TunedOnce):
     def tune(self, backbone: TunedTransformer) -> None:
         options = self.config.options
         depth = backbone.depth if options.vpt_type == "deep" else 1
-        backbone.add(Prompts(backbone.dim, options.prompt_token_num, depth))
+        backbone.sets.append(Prompts(backbone.dim, options.prompt_token_num, depth))

@@ -143,4 +143,4 @@ def _module(options: LAE.Options) -> tuple[type[nn.Module], dict[str, Any]]:
     if options.pet_cls == "LoRA":
         return LoRA, {"rank": options.down_sample_dim}
     beside = {"mode": BRANCH, "place": "attn", "scale": None, "dropout": 0.0}
-    return Adapter, {"hidden": options.down_sample_dim, "act": nn.GELU(), **beside}
+    return Adapter, {"hidden": options.down_sample_dim, "act": nn.GELU, **beside}

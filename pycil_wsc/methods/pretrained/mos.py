@@ -315,7 +315,7 @@ class RoutedNet(IncrementalNet):
         if tasks:
             successor = copy.deepcopy(self.newest)
             self.newest.requires_grad_(False)
-            self.backbone.add(successor)
+            self.backbone.sets.append(successor)
         else:
             self.backbone.add_blocks(Adapter, hidden=self.options.ffn_num)
         self.prototypes = pad(self.prototypes, (0, 0, 0, new))

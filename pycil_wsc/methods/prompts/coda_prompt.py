@@ -94,7 +94,7 @@ class CodaPrompt(PromptedLearner):
         return CodaNet(TunedTransformer(self.new_backbone()), options, per_task)
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        phase = self.main_phase(task)
+        (phase,) = super().phases(task)
         if self.config.scheduler == "cosine":
             base = self.config.lrate if task.index else self.config.init_lr
             phase = replace(phase, lr=late_cosine(base, phase.epochs))

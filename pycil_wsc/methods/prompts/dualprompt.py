@@ -19,7 +19,7 @@ class DualNet(PoolNet):
         g_blocks = [index for index in options.g_prompt_layer_idx if index < backbone.depth]
         dim, start = backbone.dim, options.prompt_key_init
         shape = (len(e_blocks) * 2 * options.length, dim)  # keys and values of each block
-        super().__init__(backbone, PromptPool(options.size, shape, dim, options.top_k, start, start), options)
+        super().__init__(backbone, PromptPool(options.size, shape, dim, options.top_k, start), options)
         self.general = nn.Parameter(initial((len(g_blocks) * 2, options.g_prompt_length, dim), start))
         self.e_blocks = [index for index in e_blocks if index not in g_blocks]
         self.e_rows = [e_blocks.index(index) for index in self.e_blocks]

@@ -157,5 +157,5 @@ class L2P(PoolLearner):
         backbone = TunedTransformer(self.new_backbone())
         dim = backbone.dim
         start = options.prompt_key_init
-        pool = PromptPool(options.size, (options.length, dim), dim, options.top_k, start, start)
+        pool = PromptPool(options.size, (options.length, dim), dim, options.top_k, start)
         return L2PNet(backbone, pool, options)

@@ -1,5 +1,7 @@
 """What L2P, DualPrompt and CODA-Prompt share: a frozen transformer is asked twice, for a query and with prompts."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from pycil_wsc.networks.nets import IncrementalNet
 from pycil_wsc.networks.tuning.transformer import TunedTransformer
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import BaseLearner
-from pycil_wsc.training.phase import PhaseRun
+from pycil_wsc.training.phase import Phase
 from pycil_wsc.training.step.cost import Operations
 
 AS_PILOT = {  # keys that all of them have in PILOT's files and code
@@ -70,14 +72,16 @@ class PromptedLearner(BaseLearner):
 
     def begin_task(self, task: Task) -> None:
         self.query_table = None
-
-    def begin_phase(self, task: Task, run: PhaseRun) -> None:
-        super().begin_phase(task, run)
         if not augments(self):
             with Operations() as operations:
-                self.query_table = self.queries_of(run.phase.indices)
-            if not run.first:  # else they were counted before the run was stopped
-                self.spent.operations += self.processes.count * operations.total
+                self.query_table = self.queries_of(self.batches.indices(task))
+            self.spent.operations += self.processes.count * operations.total
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        phase = self.main_phase(task)
+        if self.query_table is None and not augments(self):  # a run resumes, which has counted this pass
+            self.query_table = self.queries_of(phase.indices)
+        yield phase
 
     @torch.no_grad()
     def queries_of(self, indices: np.ndarray) -> Tensor:

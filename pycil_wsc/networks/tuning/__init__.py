@@ -4,7 +4,7 @@
 some; one set is active in a pass, or none::
 
     tuned = TunedTransformer(self.new_backbone())       # UserError unless it is a VisionTransformer of timm
-    tuned.add_blocks(Adapter, hidden=64)                # set 0: an adapter in each block; returns its number
+    tuned.add_blocks(Adapter, hidden=64)                # set 0: an adapter in each block
     tuned.add_blocks(Adapter, hidden=64)                # set 1: of the next task
     tuned.add_blocks(LoRA, blocks=range(5), rank=5)     # set 2: in the first five blocks only
     tuned.sets[0].requires_grad_(False)                 # sets are modules: train, freeze, copy, average them
@@ -18,8 +18,8 @@ some; one set is active in a pass, or none::
     tuned.tokens(images, prompts=prompts)               # with further tokens from the first block on: (B, n, dim)
 
 ``tuned.sets[1]["3"]`` is the module of set 1 in block 3. Sets of all blocks at once are ``Prompts(tuned.dim, length,
-depth)`` and ``Scales(tuned.vit)``, which :meth:`.transformer.TunedTransformer.add` takes. :mod:`.modules` has what acts
-in blocks, and :mod:`.pools` what chooses prompts for an image.
+depth)`` and ``Scales(tuned.vit)``; append them to ``tuned.sets``. :mod:`.modules` has what acts in blocks, and
+:mod:`.pools` what chooses prompts for an image.
 
 The key ``freeze`` says which parts of timm's model stay as they are, as for other methods; methods that tune from
 outside have ``freeze=["backbone"]`` as their default. What a set adds is not frozen.

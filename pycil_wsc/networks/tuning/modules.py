@@ -7,20 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
+LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")  # of a block, with weights
 PARALLEL, BRANCH, SEQUENTIAL = "parallel", "branch", "sequential"
 
 
 class Adapter(nn.Module):
     """``scale * (up @ act(down @ x + b) + c)``, added to what a block's MLP or attention gives (AdaptFormer, 2022).
 
-    ``up``, ``b`` and ``c`` start as 0, ``down`` as the weights of a linear layer of torch.
+    ``up``, ``b`` and ``c`` start as 0, ``down`` (``hidden`` x ``dim``) as the weights of a linear layer of torch.
 
     Args:
-        dim: of the tokens.
-        hidden: of the bottleneck.
         scale: a fixed factor; None: a learned one, from 1 on.
         dropout: probability, between the two layers.
-        act: None: ReLU.
         mode: ``parallel``: x is the block's stream, before the norm (AdaptFormer). ``branch``: x is what the MLP or the
             attention gets, after the norm (LAE). ``sequential``: x is what these give.
         place: ``mlp`` or ``attn``.
@@ -32,22 +30,21 @@ class Adapter(nn.Module):
         hidden: int,
         scale: float | None = 0.1,
         dropout: float = 0.1,
-        act: nn.Module | None = None,
+        act: type[nn.Module] = nn.ReLU,
         mode: str = PARALLEL,
         place: str = "mlp",
     ):
         super().__init__()
         self.down = nn.Linear(dim, hidden)
         self.up = nn.Linear(hidden, dim)
-        self.act = act or nn.ReLU()
+        self.act = act()
         self.scale: nn.Parameter | float = nn.Parameter(torch.ones(())) if scale is None else scale
         self.dropout = dropout
         self.mode = mode
         self.place = place
-        with torch.no_grad():
-            nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
-            for start in (self.down.bias, self.up.weight, self.up.bias):
-                nn.init.zeros_(start)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        for start in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(start)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, n, dim) -> (B, n, dim), to be added."""
@@ -56,11 +53,9 @@ class Adapter(nn.Module):
 
 
 class LoRA(nn.Module):
-    """``B @ A``, added to the weights of keys and values (LAE; Hu et al., 2022). A starts as a linear layer, B as 0.
+    """``s B @ A``, of rank ``rank``, added to the weights of keys and values (LAE; Hu et al., 2022).
 
-    Args:
-        dim: of the tokens.
-        rank: of the product. Each of the two products also has a learned factor, from 1 on.
+    A starts as a linear layer, B as 0, and the factor s as 1.
     """
 
     def __init__(self, dim: int, rank: int = 5):
@@ -83,10 +78,6 @@ class Prefix(nn.Module):
     """Learned keys and values before those of the tokens (LAE; Li and Liang, 2021), uniform in [0, 0.01] at first.
 
     Their weights in the attention sum to 1, and add to those of the tokens.
-
-    Args:
-        dim: of the tokens.
-        length: how many.
     """
 
     def __init__(self, dim: int, length: int = 10):
@@ -104,10 +95,8 @@ class Prefix(nn.Module):
 class Prompts(nn.Module):
     """Learned tokens beside those of the image (VPT, Jia et al., 2022), 0 at first.
 
-    Args:
-        dim: of the tokens.
-        length: how many.
-        depth: 1: they enter the first block and go on to the last (shallow). That of the blocks: each has its own.
+    With a ``depth`` of 1 they enter the first block and go on to the last (shallow). With that of the transformer each
+    block has its own (deep).
     """
 
     def __init__(self, dim: int, length: int, depth: int = 1):
@@ -134,9 +123,8 @@ class Scale(nn.Module):
         """A forward hook of ``layer``, whose features are the last dimension, or the second of a convolution's."""
         if not self.active:
             return output
-        if isinstance(layer, nn.Conv2d):
-            return output * self.factor.view(-1, 1, 1) + self.shift.view(-1, 1, 1)
-        return output * self.factor + self.shift
+        shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
+        return output * self.factor.view(shape) + self.shift.view(shape)
 
 
 class Scales(nn.ModuleDict):
@@ -147,16 +135,15 @@ class Scales(nn.ModuleDict):
     """
 
     def __init__(self, vit: Any):
-        dim = vit.embed_dim
-        widths = {"patch_embed.proj": dim, "norm": dim}
-        for index, block in enumerate(vit.blocks):
-            layers = {"norm1": dim, "attn.qkv": block.attn.qkv.out_features, "attn.proj": dim, "norm2": dim}
-            layers |= {"mlp.fc1": block.mlp.fc1.out_features, "mlp.fc2": dim}
-            widths |= {f"blocks.{index}.{name}": width for name, width in layers.items()}
-        scales = {name: Scale(width) for name, width in widths.items()}
-        super().__init__({name.replace(".", "-"): scale for name, scale in scales.items()})
-        for name, scale in scales.items():
-            vit.get_submodule(name).register_forward_hook(scale.after)
+        super().__init__()
+        places = ["patch_embed.proj", "norm"]
+        for index in range(len(vit.blocks)):
+            places += [f"blocks.{index}.{layer}" for layer in LAYERS]
+        for place in places:
+            layer = vit.get_submodule(place)
+            scale = Scale(len(layer.weight))
+            layer.register_forward_hook(scale.after)
+            self[place.replace(".", "-")] = scale
 
     def switch(self, active: bool) -> None:
         scale: Any

@@ -7,32 +7,21 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 SMALLEST = 1e-6  # norm of a query or a key
-Sum = Callable[[Tensor], Tensor]  # over the processes that share a batch
 
 
 class PromptPool(nn.Module):
-    """Prompts with keys; an image gets those whose keys are nearest to its query (L2P, Wang et al., CVPR 2022).
+    """``size`` prompts with keys; an image gets the ``top_k`` with the nearest keys (L2P, Wang et al., CVPR 2022).
 
     Args:
-        size: how many prompts.
         shape: of a prompt, such as (length, dim).
         dim: of queries and keys.
-        top_k: how many an image gets.
-        start, key_start: initial values, ``uniform`` in [-1, 1] or ``zero``.
+        start: initial values, ``uniform`` in [-1, 1] or ``zero``.
     """
 
-    def __init__(
-        self,
-        size: int,
-        shape: tuple[int, ...],
-        dim: int,
-        top_k: int,
-        start: str = "uniform",
-        key_start: str = "uniform",
-    ):
+    def __init__(self, size: int, shape: tuple[int, ...], dim: int, top_k: int, start: str = "uniform"):
         super().__init__()
         self.prompts = nn.Parameter(initial((size, *shape), start))
-        self.keys = nn.Parameter(initial((size, dim), key_start))
+        self.keys = nn.Parameter(initial((size, dim), start))
         self.size = size
         self.top_k = top_k
 
@@ -40,13 +29,20 @@ class PromptPool(nn.Module):
         """(B, dim) queries -> (B, size) cosines with the keys."""
         return normalize(queries, dim=1, eps=SMALLEST) @ normalize(self.keys, dim=1, eps=SMALLEST).T
 
-    def chosen(self, similarity: Tensor, total: Sum | None = None) -> Tensor:
+    def chosen(self, similarity: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The prompts of each image: (B, size) -> int64 (B, top_k).
 
         ``total`` sums the votes of all processes: all images then get the prompts that most of the batch choose.
         """
         best = similarity.detach().topk(self.top_k, 1).indices
-        return best if total is None else self._most_chosen(best, total)
+        if total is None:
+            return best
+        votes = best.flatten()
+        counts = torch.zeros(self.size, device=votes.device)
+        counts = total(counts.scatter_add(0, votes, torch.ones_like(votes, dtype=counts.dtype)))
+        present_first = (counts == 0).to(torch.uint8).argsort(stable=True)  # ties are broken as in PILOT
+        winners = present_first[counts[present_first].topk(self.top_k).indices]
+        return winners.expand(len(best), -1)
 
     def of_tasks(self, tasks: Tensor, otherwise: Tensor) -> Tensor:
         """The ``top_k`` prompts of each image's task (B,), from 0; ``otherwise`` (B, top_k) where none are left."""
@@ -63,23 +59,12 @@ class PromptPool(nn.Module):
             if wanted:
                 rows[start : start + self.top_k] = rows[start - self.top_k : start].clone()
 
-    def _most_chosen(self, best: Tensor, total: Sum) -> Tensor:
-        counts = torch.zeros(self.size, device=best.device)
-        counts = total(counts.scatter_add(0, best.flatten(), torch.ones_like(best.flatten(), dtype=counts.dtype)))
-        present_first = (counts == 0).to(torch.uint8).argsort(stable=True)  # ties are broken as in PILOT
-        winners = present_first[counts[present_first].topk(self.top_k).indices]
-        return winners.expand(best.shape[0], -1)
-
 
 class Components(nn.Module):
     """Prompts that are sums of components, weighted by the query's attention to each (CODA, Smith et al., CVPR 2023).
 
-    A task adds ``per_task`` components, orthogonal to those before; only they are trained.
-
-    Args:
-        per_task: new components of a task.
-        length: tokens of a prompt: one half are keys, the other values.
-        dim: of tokens and queries.
+    A task adds ``per_task`` components, orthogonal to those before; only they are trained. Of the ``length`` tokens of
+    a prompt, one half are keys, the other values.
     """
 
     def __init__(self, per_task: int, length: int, dim: int):
@@ -107,18 +92,18 @@ class Components(nn.Module):
 
     def penalty(self) -> Tensor:
         """How far prompts, keys and attention are from orthonormal: the mean squares of ``C C^T - 1``, added up."""
-        return sum((_squared_error(rows.flatten(1)) for rows in self._trained()), torch.zeros(()))
+        total = torch.zeros(())
+        for rows in self._trained():
+            products = rows.flatten(1) @ rows.flatten(1).T
+            identity = torch.eye(len(rows), device=rows.device, dtype=rows.dtype)
+            total = total + (products - identity).square().mean()
+        return total
 
     def _trained(self) -> list[Tensor]:
         """Prompts, keys and attention of all components, without gradients of earlier tasks' ones."""
         before = len(self.keys) - self.per_task
         parts = (self.prompts, self.keys, self.attention)
         return [torch.cat([rows[:before].detach(), rows[before:]]) for rows in parts]
-
-
-def _squared_error(rows: Tensor) -> Tensor:
-    products = rows @ rows.T
-    return (products - torch.eye(len(rows), device=rows.device, dtype=rows.dtype)).square().mean()
 
 
 def orthogonal(before: Tensor, count: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,20 +11,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from pycil_wsc.errors import UserError
-from pycil_wsc.networks.layers import layer_groups, mark_frozen
+from pycil_wsc.networks.layers import freeze, layer_groups, mark_frozen
 from pycil_wsc.networks.nets import Backbone
-from pycil_wsc.networks.tuning.modules import BRANCH, PARALLEL, Adapter, LoRA, Prefix, Prompts, Scales
+from pycil_wsc.networks.tuning.modules import BRANCH, PARALLEL, SEQUENTIAL, Adapter, LoRA, Prefix, Prompts, Scales
 
 NEWEST = -1
 KeysAndValues = tuple[Tensor, Tensor]  # (B or 1, p, dim) each
+Prefixes = Mapping[int, KeysAndValues] | None  # by the block's number
 
 
 class TunedTransformer(Backbone):
     """timm's transformer ``vit`` and the sets of modules that tune it: (B, 3, H, W) -> (B, ``out_dim``) features.
 
-    Args:
-        vit: a ``VisionTransformer`` of timm without classifier, with the marks of its frozen parts; :class:`UserError`
-            if it is something else.
+    ``vit`` has no classifier, and marks of its frozen parts. :class:`UserError` unless it is a ``VisionTransformer``.
     """
 
     def __init__(self, vit: Any):
@@ -35,39 +35,27 @@ class TunedTransformer(Backbone):
         self.depth = len(vit.blocks)
         self.sets = nn.ModuleList()
         self.original: Any = None  # a copy from before training, if the transformer itself is trained
-        if _is_trained(vit):
+        freeze(vit)
+        if any(parameter.requires_grad for parameter in vit.parameters()):
             self.original = copy.deepcopy(vit)
             mark_frozen(self.original, ["backbone"])
 
-    def add(self, new: nn.Module) -> int:
-        """Add a set, such as ``Prompts`` or ``Scales``; returns its number."""
-        self.sets.append(new)
-        return len(self.sets) - 1
-
-    def add_blocks(self, module: type[nn.Module], blocks: Iterable[int] | None = None, **options: Any) -> int:
-        """Add a set of a ``module(dim, **options)`` in each of ``blocks``, by default all; returns its number."""
+    def add_blocks(self, module: type[nn.Module], blocks: Iterable[int] | None = None, **options: Any) -> None:
+        """Add a set of a ``module(dim, **options)`` in each of ``blocks``, by default all."""
         chosen = range(self.depth) if blocks is None else blocks
-        return self.add(nn.ModuleDict({str(index): module(self.dim, **options) for index in chosen}))
+        self.sets.append(nn.ModuleDict({str(index): module(self.dim, **options) for index in chosen}))
 
-    def forward(
-        self, images: Tensor, route: int | None = NEWEST, prefixes: Mapping[int, KeysAndValues] | None = None
-    ) -> Tensor:
+    def forward(self, images: Tensor, route: int | None = NEWEST, prefixes: Prefixes = None) -> Tensor:
         """(B, 3, H, W) -> (B, d) features. Arguments as of :meth:`tokens`."""
         return self.pooled(self.tokens(images, route, prefixes=prefixes))
 
     @torch.no_grad()
     def untuned(self, images: Tensor) -> Tensor:
         """The features of the pre-trained model: (B, 3, H, W) -> (B, d), without gradients."""
-        if self.original is not None:
-            return self.original(images)
-        return self(images, route=None)
+        return self(images, route=None) if self.original is None else self.original(images)
 
     def tokens(
-        self,
-        images: Tensor,
-        route: int | None = NEWEST,
-        prompts: Tensor | None = None,
-        prefixes: Mapping[int, KeysAndValues] | None = None,
+        self, images: Tensor, route: int | None = NEWEST, prompts: Tensor | None = None, prefixes: Prefixes = None
     ) -> Tensor:
         """Tokens after the last norm: (B, class and registers + p + patches, dim).
 
@@ -75,7 +63,7 @@ class TunedTransformer(Backbone):
             images: normalised: (B, 3, H, W).
             route: the number of the set that acts, negative from the newest; None: none does.
             prompts: tokens from the first block on, after those of class and registers: (B or 1, p, dim).
-            prefixes: by the block's number, keys and values before those of its tokens: (B or 1, p, dim) each.
+            prefixes: keys and values before those of a block's tokens.
         """
         vit = self.vit
         active = self._active(route)
@@ -88,15 +76,11 @@ class TunedTransformer(Backbone):
             stream = torch.cat([stream[:, :first], inserted, stream[:, first:]], 1)
         count = stream.shape[1]
         recomputed = vit.grad_checkpointing and torch.is_grad_enabled()
+        run = partial(checkpoint, through, use_reentrant=False) if recomputed else through
         for index, block in enumerate(vit.blocks):
             if isinstance(active, Prompts):
                 stream = active.before(index, stream, count)
-            module = modules.get(str(index))
-            prefix = prefixes.get(index)
-            if recomputed:
-                stream = checkpoint(through, block, stream, module, prefix, use_reentrant=False)
-            else:
-                stream = through(block, stream, module, prefix)
+            stream = run(block, stream, modules.get(str(index)), prefixes.get(index))
         return vit.norm(stream[:, :count])
 
     def pooled(self, tokens: Tensor, prompts: int = 0) -> Tensor:
@@ -135,67 +119,59 @@ def through(block: Any, stream: Tensor, module: Any, prefix: KeysAndValues | Non
     """A block's output (B, n, dim) when ``module`` tunes it, with further keys and values ``prefix``."""
     if module is None and prefix is None:
         return block(stream)
-    adapter = module if isinstance(module, Adapter) else None
-    lora = module if isinstance(module, LoRA) else None
-    calibrated = isinstance(module, Prefix)
-    if calibrated:
-        prefix = module()
 
     def attention(normed):
-        return attend(block.attn, normed, prefix, lora, calibrated)
+        return attend(block.attn, normed, prefix, module)
 
-    of_attention = adapter if adapter and adapter.place == "attn" else None
-    of_mlp = adapter if adapter and adapter.place == "mlp" else None
+    place = module.place if isinstance(module, Adapter) else None
+    of_attention = module if place == "attn" else None
+    of_mlp = module if place == "mlp" else None
     stream = _residual(stream, block.norm1, attention, block.ls1, block.drop_path1, of_attention)
     return _residual(stream, block.norm2, block.mlp, block.ls2, block.drop_path2, of_mlp)
 
 
 def _residual(stream: Tensor, norm: Any, function: Any, scale: Any, drop_path: Any, adapter: Any) -> Tensor:
     """``stream`` and what attention or MLP, with their adapter if there is one, add to it."""
-
-    def scaled(branch):
-        return drop_path(scale(branch))
-
+    mode = adapter.mode if adapter else None
     normed = norm(stream)
-    if adapter is None:
-        return stream + scaled(function(normed))
-    if adapter.mode == PARALLEL:
-        return stream + (scaled(function(normed)) + adapter(stream))
-    if adapter.mode == BRANCH:
-        return stream + scaled(function(normed) + adapter(normed))
-    branch = scaled(function(normed))
-    return stream + (branch + adapter(branch))
+    added = function(normed)
+    if mode == BRANCH:
+        added = added + adapter(normed)
+    added = drop_path(scale(added))
+    if mode == PARALLEL:
+        added = added + adapter(stream)
+    elif mode == SEQUENTIAL:
+        added = added + adapter(added)
+    return stream + added
 
 
-def attend(
-    attn: Any, tokens: Tensor, prefix: KeysAndValues | None = None, lora: LoRA | None = None, calibrated: bool = False
-) -> Tensor:
-    """timm's attention ``attn`` over ``tokens`` (B, n, dim), with further keys and values, and with ``lora``."""
-    batch, count, _ = tokens.shape
+def attend(attn: Any, tokens: Tensor, prefix: KeysAndValues | None = None, module: Any = None) -> Tensor:
+    """timm's attention ``attn`` over ``tokens`` (B, n, dim), with further keys and values, tuned by ``module``."""
     projected = attn.qkv(tokens)
-    if lora is not None:
-        projected = projected + lora(tokens)
-    split = projected.reshape(batch, count, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4)
+    if isinstance(module, LoRA):
+        projected = projected + module(tokens)
+    split = projected.unflatten(-1, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4)
     queries, keys, values = split.unbind(0)  # (B, heads, n, head_dim) each
     queries = attn.q_norm(queries)
     keys = attn.k_norm(keys)
-    length = 0
+    calibrated = isinstance(module, Prefix)
+    if calibrated:
+        prefix = module()
     if prefix is not None:
         more_keys, more_values = (_of_heads(tensor, attn, keys) for tensor in prefix)
-        length = more_keys.shape[2]
         keys = torch.cat([more_keys, keys], 2)
         values = torch.cat([more_values, values], 2)
-    drop = attn.attn_drop.p if attn.training else 0.0
     if attn.fused_attn and not calibrated:
+        drop = attn.attn_drop.p if attn.training else 0.0
         mixed = scaled_dot_product_attention(queries, keys, values, dropout_p=drop)
     else:
         weights = attn.attn_drop((queries * attn.scale @ keys.mT).softmax(-1))
         if calibrated:
-            of_prefix = weights[..., :length]
-            of_prefix = of_prefix / of_prefix.sum(-1, keepdim=True).clamp(min=1e-12)
-            weights = torch.cat([of_prefix, weights[..., length:]], -1)
+            of_prefix, of_tokens = weights.tensor_split([-tokens.shape[1]], -1)
+            total = of_prefix.sum(-1, keepdim=True).clamp(min=1e-12)
+            weights = torch.cat([of_prefix / total, of_tokens], -1)
         mixed = weights @ values
-    mixed = mixed.transpose(1, 2).reshape(batch, count, attn.num_heads * attn.head_dim)
+    mixed = mixed.transpose(1, 2).flatten(2)
     if hasattr(attn, "norm"):  # not in earlier versions of timm
         mixed = attn.norm(mixed)
     if getattr(attn, "gate", None) is not None:
@@ -222,12 +198,3 @@ def check_transformer(backbone: nn.Module, name: str = "") -> None:
         usual = type(block) is Block and type(block.attn) is Attention and block.attn.num_heads * block.attn.head_dim
         if usual != backbone.embed_dim:
             raise UserError(f"convnet_type: block {index} of '{model}' is of another kind; {needed}")
-
-
-def _is_trained(vit: nn.Module) -> bool:
-    """Whether any parameter is not marked as frozen."""
-    for module in vit.modules():
-        marked = getattr(module, "frozen_parameters", ())
-        if any(name not in marked for name, _ in module.named_parameters(recurse=False)):
-            return True
-    return False

@@ -143,9 +143,10 @@ class Spent:
         per_image: operations per image of the current phase; None before they are counted.
         per_exemplar: those per exemplar of a batch, before a step; likewise.
         replays: whether the counted step has replayed images beside its batch.
-        task: the task of ``begun``.
-        begun: for each of its phases that has begun, the ``operations`` before it, the planned ``images`` of the phases
-            before it, and its ``own``; the ``exemplars`` in memory.
+        task: the task of ``before`` and ``begun``.
+        before: the operations before it.
+        begun: for each of its phases that has begun, the ``operations`` before it, the planned ``images`` of the
+            phases before it, and its ``own``; the ``exemplars`` in memory.
         costs: what a method has spent besides, by its name in the result: numbers, or lists of one number per task. The
             method that writes them in ``end_task`` keeps them in its own state.
     """
@@ -157,13 +158,23 @@ class Spent:
         self.per_exemplar: int | None = None
         self.replays = False
         self.task = -1
+        self.before = 0
         self.begun: list[dict[str, float]] = []
         self.costs: Costs = {}
 
+    def begin(self, task: int) -> None:
+        """Begin a task, unless this is that of a resumed run."""
+        if task != self.task:
+            self.task = task
+            self.before = self.operations
+            self.begun = []
+
     def state_dict(self) -> State:
-        return {"task": self.task, "begun": [dict(phase) for phase in self.begun], "replays": self.replays}
+        begun = [dict(phase) for phase in self.begun]
+        return {"task": self.task, "before": self.before, "begun": begun, "replays": self.replays}
 
     def load_state_dict(self, state: State) -> None:
         self.task = state["task"]
         self.begun = [dict(phase) for phase in state["begun"]]
+        self.before = state.get("before", self.begun[0]["operations"] if self.begun else 0)
         self.replays = state["replays"]

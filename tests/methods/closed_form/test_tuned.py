@@ -8,7 +8,21 @@ from support.recorded import adapters, part_of, recorded, without_dropout
 from support.small_runs import batch_of
 from torch.nn.functional import cross_entropy
 
+from pycil_wsc.config.loading import resolve
+from pycil_wsc.errors import UserError
+from pycil_wsc.runs.planning import check_backbone
+
 HEADS = 2
+
+
+@pytest.mark.parametrize("name", ["ranpac", "fecam"])
+def test_tuning_another_architecture_is_refused_before_anything_is_trained(name):
+    keys = {"model_name": name, "convnet_type": "resnet8"}
+    with pytest.raises(
+        UserError, match="^convnet_type: 'resnet8' is not a plain vision transformer; .*set convnet_type"
+    ):
+        check_backbone(resolve(keys | {"tuning": "adapter"}), 8)
+    check_backbone(resolve(keys), 8)
 
 
 @pytest.mark.parametrize("name", ["ranpac", "fecam"])

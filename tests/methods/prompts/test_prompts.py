@@ -6,7 +6,6 @@ from support.prompts import prompted, random_batch
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.errors import UserError
-from pycil_wsc.training.phase import PhaseRun
 from pycil_wsc.training.step.cost import Operations
 
 pytest.importorskip("timm")
@@ -38,7 +37,6 @@ def test_a_step_counts_the_query_pass_and_images_that_stay_the_same_are_asked_on
     keys |= {"padding": 0, "flip": False, "brightness": 0.0}
     asked_once = prompted(name, tmp_path, **keys)
     (phase,) = asked_once.phases(task)
-    asked_once.begin_phase(task, PhaseRun(phase, 0, 8, False))
     drawn = next(iter(asked_once.batches.of(phase, 1, 0, 0)))
     with Operations() as without:
         loss, _ = asked_once.loss(drawn)
