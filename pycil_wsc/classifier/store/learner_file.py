@@ -174,17 +174,18 @@ def _content_of(folder: Path, version: int | None) -> State:
     Its file may be moved meanwhile, or removed with its parts, as another process saves; then it is looked for again.
     """
     while True:
+        before = versions.signature(folder)
         path = folder / FILE if version is None else versions.find(folder, version)
-        before = versions.signature_of(path)
         try:
             content = load_state(path, functools.partial(read_parts, folder))
         except (FileNotFoundError, MissingPart):
-            if versions.signature_of(path) == before:
+            is_removed = version is not None and not path.exists()  # the search then says so
+            if versions.signature(folder) == before and not is_removed:
                 raise
             continue
         if version is None or content["version"] == version:
             return content
-        if versions.signature_of(path) == before:
+        if versions.signature(folder) == before:
             raise UserError(f"{folder}: {path.name} is not version {version}; save or copy it again")
 
 

@@ -222,13 +222,8 @@ def listed(folder: Path) -> list[Version]:
 
 def signature(folder: Path) -> tuple[int, int, int] | None:
     """What changes when another version becomes the present one; None if there is none."""
-    return signature_of(folder / FILE)
-
-
-def signature_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when another file is at ``path``; None if there is none."""
     try:
-        status = os.stat(path)
+        status = os.stat(folder / FILE)
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
