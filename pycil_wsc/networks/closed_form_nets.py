@@ -107,10 +107,12 @@ class ComputedHead(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no solve")
 
     def for_prediction(self) -> None:
-        """Drop the :class:`Sums`: it predicts as before, and learns nothing more."""
+        """Drop the :class:`Sums`: it predicts as before, and learns nothing more. Its tensors are then its own."""
         for name, module in list(self.named_children()):
             if isinstance(module, Sums):
                 delattr(self, name)
+        for name, tensor in list(self.named_buffers(recurse=False)):
+            setattr(self, name, tensor.clone())  # whatever is done to the model that a user gets
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) -> (B, classes) logits."""

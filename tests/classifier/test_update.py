@@ -183,10 +183,25 @@ def test_whatever_is_done_to_a_model_before_or_after_an_update_the_next_one_pred
     model = learner.model
     with torch.no_grad():
         next(model.parameters()).add_(1)
+        for buffer in model.network.head.buffers():
+            buffer.add_(1)
     learner.learn(third)
     model.half()
     assert_same(learner, other)
     assert torch.equal(learner.logits(first[0]), other.logits(first[0]))
+
+
+def test_an_update_takes_over_what_it_leaves_as_it_is_and_changes_nothing_of_the_state_before():
+    first, second = two_parts()
+    learner = learned(first, name="ranpac", held_out=1)
+    before = learner._state["learner"]
+    copies = {name: tensor.clone() for name, tensor in before.items() if torch.is_tensor(tensor)}
+    learner.learn(second)
+    after = learner._state["learner"]
+    name = "network.head.projection"
+    assert after[name].data_ptr() == before[name].data_ptr()
+    assert all(torch.equal(before[name], copy) for name, copy in copies.items())
+    assert not torch.equal(after["network.head.weight"], copies["network.head.weight"])
 
 
 def two_parts():
