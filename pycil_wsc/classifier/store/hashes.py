@@ -14,7 +14,7 @@ from pycil_wsc.files import read_file
 
 
 class Hashes(Mapping[str, str]):
-    """The SHA-256 of very many files by their names, in 64 bytes each: it can be asked for names, but has no list of
+    """The SHA-256 of very many files by their names, in 48 bytes each: it can be asked for names, but has no list of
     them.
 
     Args:
@@ -31,15 +31,14 @@ class Hashes(Mapping[str, str]):
             names[row] = _key(path)
             hashes[row] = np.frombuffer(bytes.fromhex(known.get(path) or file_hash(path)), np.uint8)
         self.digests = hashes[:, :8].copy().view(">u8").astype(np.uint64).view(np.int64).reshape(-1)  # of each image
-        self._names, self._hashes = names, hashes
-        self._order = np.argsort(names, kind="stable")
+        order = np.argsort(names, kind="stable")
+        self._names, self._hashes = names[order], hashes[order]
 
     def __getitem__(self, path: str) -> str:
         key = _key(path)
-        place = np.searchsorted(self._names, key, sorter=self._order)
-        row = self._order[place] if place < len(self) else -1
-        if row >= 0 and self._names[row] == key.rstrip(b"\0"):
-            return self._hashes[row].tobytes().hex()
+        place = np.searchsorted(self._names, key)
+        if place < len(self._names) and self._names[place] == key.rstrip(b"\0"):
+            return self._hashes[place].tobytes().hex()
         return self.known[path]
 
     def __len__(self) -> int:
