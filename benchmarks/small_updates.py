@@ -4,7 +4,8 @@
 
 **Updates**: learners of random pictures of 224 pixels on EfficientNet-Lite0 with random weights, which costs what the
 pre-trained one does. Each update brings one picture of a known class. In CPU seconds of one thread: the forward pass of
-the picture, the update (its median), one in which RanPAC chooses its ridge again, and a save, with its bytes.
+the picture and the update (medians of pairs), one in which RanPAC chooses its ridge again, and a save after an update,
+with the bytes that it writes; and the bytes of the learner's files.
 
 **In a row**: the same on a small network, over many updates that are each saved; and the memory of the
 process, which is a new one for each method.
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -91,19 +93,37 @@ def of_updates(method: str, classes: int) -> dict:
     learner.learn((pictures(labels, LARGE["image_size"], rng), labels))
     picture = pictures(np.array([0]), LARGE["image_size"], rng)
     learner.predict(picture)
-    measured = {"forward_seconds": seconds_of(lambda: learner.predict(picture))[0]}
 
     def update():
         learner.learn((pictures(np.array([0]), LARGE["image_size"], rng), np.array([0])))
 
-    measured["update_seconds"] = statistics.median(seconds_of(update, 5))
+    update()
+    pairs = [(*seconds_of(lambda: learner.predict(picture)), *seconds_of(update)) for _ in range(9)]
+    forward, updated = (statistics.median(column) for column in zip(*pairs, strict=True))
+    measured = {"forward_seconds": forward, "update_seconds": updated}
     if method == "ranpac":
         learner._state["learner"]["network.head.chosen"].zero_()
         measured["update_with_choice_seconds"] = seconds_of(update)[0]
     with tempfile.TemporaryDirectory() as folder:
-        measured["save_seconds"] = statistics.median(seconds_of(lambda: learner.save(folder), 3))
-        measured["bytes"] = Path(folder, "learner.safetensors").stat().st_size
+        learner.save(folder)
+        saves = []
+        for _ in range(3):
+            update()
+            before = set(files_in(folder))
+            seconds = seconds_of(lambda: learner.save(folder))
+            written = sum(size for _, _, size in set(files_in(folder)) - before)
+            saves.append((*seconds, written))
+        measured["save_seconds"], measured["written_bytes"] = map(statistics.median, zip(*saves, strict=True))
+        measured["bytes"] = learner.versions(folder)[-1]["bytes"]
     return measured
+
+
+def files_in(folder: str) -> Iterator[tuple[int, int, int]]:
+    """The inode, the time and the bytes of each file, which links to it share."""
+    for path in Path(folder).rglob("*"):
+        status = path.stat()
+        if path.is_file():
+            yield status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def in_a_row(method: str, updates: int) -> dict:
@@ -126,7 +146,7 @@ def in_a_row(method: str, updates: int) -> dict:
                     "update_seconds": update,
                     "save_seconds": save,
                     "memory_mb": memory("VmRSS"),
-                    "bytes": Path(folder, "learner.safetensors").stat().st_size,
+                    "bytes": learner.versions(folder)[-1]["bytes"],
                 }
     return measured
 
@@ -184,7 +204,7 @@ def of_files(folder: Path) -> dict:
         for name, part in parts.items():
             Path("/proc/self/clear_refs").write_text("5")  # the peak is what it has now
             measured |= {f"{name}_seconds": seconds_of(part)[0], f"{name}_mb": memory()}
-        return measured | {"bytes": Path(shelf, "learner.safetensors").stat().st_size}
+        return measured | {"bytes": learner.versions(shelf)[-1]["bytes"]}
 
 
 def memory(what: str = "VmHWM") -> float:

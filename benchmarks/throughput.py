@@ -55,7 +55,7 @@ from pycil_wsc.methods.consolidation.wsc import configured_learner
 from pycil_wsc.training import budget, loop
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import grow_for
-from pycil_wsc.training.phase import Monitor
+from pycil_wsc.training.phase import Monitor, PhaseRun
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 CLASSES = 10  # per task
@@ -275,6 +275,7 @@ class Variant:
         images = 0
         for number, phase in enumerate(self.learner.phases(self.task)):
             self.train(number, phase)
+            self.learner.end_phase(self.task, PhaseRun(phase, number, self.learner.config.batch_size, False))
             images += self.epochs * len(phase.indices)
         if not images:
             raise SystemExit(f"{self.learner.config.method}: does not train in this task; measure it with --tasks 1")

@@ -103,7 +103,7 @@ def learned(learner, updates, pool, folder):
     start = time.process_time()
     learner.learn(second)
     seconds.append(time.process_time() - start)
-    sizes = {"learner.safetensors": (folder / "learner.safetensors").stat().st_size}
+    sizes = {"learner.safetensors": learner.versions(folder)[-1]["bytes"]}  # and its parts
     learner.save(folder)
     start = time.process_time()
     learner.save(folder)

@@ -9,7 +9,7 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,35 @@ from pycil_wsc.files import Json, check_file, read_file, write_atomically
 
 # mark values that JSON lacks, such as {TENSOR: the tensor's name}
 TENSOR, CHANNELS_LAST, TUPLE, PAIRS, FLOAT = "$tensor", "$channels_last", "$tuple", "$pairs", "$float"
+PARTS = "parts"  # in the header: the names of other files
 JSON = "$json"  # the tensor that holds the JSON: a header of safetensors has at most 100 MB
 FORMAT = "pycil_wsc state 1"
+WITH_PARTS = "pycil_wsc state 2"  # some tensors are in other files, which a version that knows none would miss
 State = dict[str, Any]  # a nested state, of what `packed` allows
 
 
-def save_state(path: str | Path, state: object) -> None:
+def save_state(
+    path: str | Path, state: object, write_parts: Callable[[dict[str, torch.Tensor]], list[str]] | None = None
+) -> None:
     """Write ``state``, of which :func:`packed` says what it may contain, atomically and durably.
+
+    ``write_parts``: moves some of the tensors, by name, to other files, of which it returns the names.
 
     Raises a :class:`~pycil_wsc.errors.UserError` if the file cannot be written; the previous one is then intact.
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(packed(state, tensors)).encode()
     tensors = _on_their_own(tensors)
+    parts = write_parts(tensors) if write_parts else []
     tensors[JSON] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     metadata = {"format": FORMAT, "sha256": digest(tensors)}
-    write_atomically(path, _serialised(tensors, metadata))
+    if parts:
+        metadata |= {"format": WITH_PARTS, PARTS: " ".join(parts)}
+    write_atomically(path, serialised(tensors, metadata))
 
 
-def _serialised(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bytes:
-    """The file's content; the tensors are contiguous, as :func:`packed` leaves them (numpy's form is wrong for others).
+def serialised(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bytes:
+    """A file's content; the tensors are contiguous, as :func:`packed` leaves them (numpy's form is wrong for others).
 
     By way of numpy where it has the types: safetensors makes a ctypes type of each size of a tensor, which stays.
     """
@@ -50,8 +59,12 @@ def _serialised(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> b
         return safetensors.torch.save(tensors, metadata)
 
 
-def load_state(path: str | Path) -> State:
+def load_state(
+    path: str | Path, read_parts: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] | None = None
+) -> State:
     """Read what :func:`save_state` wrote, or ``torch.save``, as up to version 0.2.0; its tensors are on the CPU.
+
+    ``read_parts``: the tensors in the other files with these names.
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is damaged or of another kind.
     """
@@ -61,11 +74,13 @@ def load_state(path: str | Path) -> State:
     try:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-        if metadata["format"] != FORMAT:
+        if metadata["format"] != FORMAT and not (metadata["format"] == WITH_PARTS and read_parts):
             raise ValueError(f"it is of the format {metadata['format']!r}")
         tensors = safetensors.torch.load(content)
         if metadata["sha256"] != digest(tensors):
             raise ValueError("its checksum is wrong")
+        if read_parts:
+            tensors |= read_parts(metadata.get(PARTS, "").split())
         return unpacked(json.loads(tensors[JSON].numpy().tobytes()), tensors.__getitem__)
     except (MemoryError, ValueError):
         raise
@@ -118,6 +133,18 @@ def peek_state(path: str | Path, *, without: str = "") -> State:
     except (OSError, ValueError):
         raise
     except Exception as error:  # files of other programs raise many kinds of errors
+        raise ValueError(type(error).__name__) from None
+
+
+def names_of_parts(path: str | Path) -> list[str]:
+    """The names of the other files with tensors of what :func:`save_state` wrote to ``path``; errors as above."""
+    check_file(path)
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return file.metadata().get(PARTS, "").split()
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
         raise ValueError(type(error).__name__) from None
 
 

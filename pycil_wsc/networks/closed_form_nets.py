@@ -85,9 +85,8 @@ class ComputedHead(nn.Module):
 
     def grow(self, num_classes: int) -> None:
         """Grow to ``num_classes`` rows; new ones are 0 until they are computed."""
-        new = num_classes - len(self.weight)
-        self.weight = torch.cat([self.weight, self.weight.new_zeros(new, self.weight.shape[1])])
-        self.bias = torch.cat([self.bias, self.bias.new_zeros(new)])
+        self.weight = with_rows(self.weight, num_classes)
+        self.bias = with_rows(self.bias, num_classes)
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Learn a part of a task: float32 (n, d), int64 (n,)."""
@@ -177,9 +176,8 @@ class Sums(nn.Module):
         self.register_buffer("counts", torch.zeros(0, dtype=dtype))
 
     def grow(self, num_classes: int) -> None:
-        new = num_classes - len(self.counts)
-        self.products = torch.cat([self.products, self.products.new_zeros(len(self.products), new)], 1)
-        self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
+        self.products = with_rows(self.products, num_classes, dim=1)
+        self.counts = with_rows(self.counts, num_classes)
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add rows whose targets are their classes: (n, d), (n,)."""
@@ -206,14 +204,16 @@ class Sums(nn.Module):
     def add_rows(self, features: Tensor, targets: Tensor, sign: int = 1) -> None:
         """Add rows, or with ``sign`` -1 take them out: (n, d), (n, classes)."""
         features, targets = features.to(self.products), targets.to(self.products)
-        self.add_squares(features, sign)
-        self.products = self.products + sign * (features.T @ targets)
-
-    def add_squares(self, features: Tensor, sign: int) -> None:
         if not len(features) and len(self.gram):
             return
-        squares = features.T @ features
-        self.gram = self.gram.add(squares, alpha=sign) if len(self.gram) else squares.mul_(sign)
+        self.add_squares(features, sign)
+        self.products = torch.addmm(self.products, features.T, targets, alpha=sign)
+
+    def add_squares(self, features: Tensor, sign: int) -> None:
+        if len(self.gram):
+            self.gram = torch.addmm(self.gram, features.T, features, alpha=sign)
+        else:
+            self.gram = (features.T @ features).mul_(sign)
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *others: object) -> None:
         if (gram := state.get(f"{prefix}gram")) is not None:
@@ -223,6 +223,16 @@ class Sums(nn.Module):
     def one_hot(self, labels: Tensor) -> Tensor:
         """(n,) classes -> (n, classes) targets."""
         return one_hot(labels, self.products.shape[1]).to(self.products)
+
+
+def with_rows(tensor: Tensor, number: int, dim: int = 0) -> Tensor:
+    """``tensor`` with so many rows along ``dim``; new ones are 0."""
+    shape = list(tensor.shape)
+    shape[dim] = number - shape[dim]
+    if not shape[dim]:
+        return tensor
+    new = tensor.new_zeros(shape)
+    return torch.cat([tensor, new], dim) if tensor.shape[dim] else new
 
 
 def merged(sums: Tensor, label: int, into: int, dim: int = 0) -> Tensor:

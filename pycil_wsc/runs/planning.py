@@ -1,5 +1,6 @@
 """What learners cost, in advance: the number of training images of each task; and whether they can be built."""
 
+import dataclasses
 import functools
 import json
 
@@ -91,6 +92,7 @@ def check_backbone(config: LearnerConfig, image_size: int) -> None:
     It is built once for all runs of a process that share it, without downloading weights.
     """
     values = {name: getattr(config, name) for name in ("convnet_options", *declared(BackboneOptions))}
+    values["options"] = dataclasses.asdict(config.options)
     learner = configured_learner(config)
     wanted = learner, image_size, json.dumps(values, sort_keys=True)
     if wanted not in _buildable:

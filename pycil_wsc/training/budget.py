@@ -51,20 +51,21 @@ def _begin(learner: Trainable, task: Task, number: int, phase: Phase) -> None:
 
 
 def _fit(learner: Trainable, task: Task, run: PhaseRun) -> None:
-    begun = learner.spent.begun
-    operations = begun[run.number]["operations"] - learner.spent.before
-    left = replay_operations(learner, task, begun[run.number]["exemplars"]) - operations
+    spent = learner.spent
+    begun = spent.begun[run.number]
+    left = replay_operations(learner, task, begun["exemplars"]) - (begun["operations"] - spent.before)
     if not run.phase.stream:
         left *= _share(learner, task, run.number)
     images = run.phase.times * len(run.phase.indices)
     exemplars = learner.batches.exemplars_in_epoch(run.phase, task.index)
     if run.phase.stream:  # on average over the epochs, as the memory fills
-        exemplars = begun[run.number]["own"] / run.phase.epochs - images
+        exemplars = begun["own"] / run.phase.epochs - images
         images += exemplars
-    per_image, per_exemplar = costs_of_step(learner, task, run)
-    learner.spent.per_image = round(per_image)
-    learner.spent.per_exemplar = round(per_exemplar)
-    epochs = max(0, left) / (per_image * images + per_exemplar * exemplars)
+    if "per_image" not in begun:  # else a run resumes within the phase, whose step has been counted
+        begun["per_image"], begun["per_exemplar"] = costs_of_step(learner, task, run)
+        spent.per_image = round(begun["per_image"])
+        spent.per_exemplar = round(begun["per_exemplar"])
+    epochs = max(0, left) / (begun["per_image"] * images + begun["per_exemplar"] * exemplars)
     usual = run.steps
     steps = max(1, round(epochs * run.batches))
     schedule = run.lr

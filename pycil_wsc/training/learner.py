@@ -154,8 +154,8 @@ class BaseLearner(nn.Module):
     def begin_task(self, task: Task) -> None:
         """Called before training, after :meth:`grow`.
 
-        Not called when a run resumes within the task: what it computes must be part of the state, as buffers and what
-        ``get_extra_state`` returns are.
+        Not called when a run resumes within the task: what it computes must be part of the state, as buffers that
+        ``__init__`` or :meth:`grow` registers are, and what ``get_extra_state`` returns.
         """
 
     def phases(self, task: Task) -> Iterator[Phase]:

@@ -17,6 +17,7 @@ from support.shelves import labelled, names
 from support.small_learners import FILES, assert_same, dies_at, learned
 
 from pycil_wsc.classifier.learner import Learner
+from pycil_wsc.classifier.store import parts
 from pycil_wsc.classifier.store.versions import FILE
 from pycil_wsc.errors import UserError
 from pycil_wsc.state import load_state, save_state
@@ -105,7 +106,9 @@ def test_killed_at_any_moment_a_save_loses_neither_learner_and_the_next_one_leav
 
 
 @pytest.mark.slow
-def test_two_that_save_and_one_that_loads_never_meet_half_a_learner(tmp_path):
+@pytest.mark.parametrize("smallest_part", [parts.SMALLEST, 1 << 11])
+def test_two_that_save_and_one_that_loads_never_meet_half_a_learner(smallest_part, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "SMALLEST", smallest_part)
     tasks = [photos(tmp_path / "january", ["cat", "ant"], 1), photos(tmp_path / "february", ["bee", "cat"], 2)]
     one = learned(tasks[0], **OF_FILES)
     two = learned(*tasks, **OF_FILES)

@@ -183,10 +183,26 @@ def test_whatever_is_done_to_a_model_before_or_after_an_update_the_next_one_pred
     model = learner.model
     with torch.no_grad():
         next(model.parameters()).add_(1)
+        for name, buffer in model.named_buffers():
+            if "head." in name:
+                buffer.add_(1)
     learner.learn(third)
     model.half()
     assert_same(learner, other)
     assert torch.equal(learner.logits(first[0]), other.logits(first[0]))
+
+
+@pytest.mark.parametrize("name", ["ncm", "slda", "ranpac", "fecam", "acil", "ds-al"])
+def test_an_update_changes_nothing_of_the_state_before(name):
+    first, second = two_parts()
+    learner = learned(first, name=name, held_out=1)
+    before = learner._state["learner"]
+    copies = {place: tensor.clone() for place, tensor in before.items() if torch.is_tensor(tensor)}
+    learner.learn(second)
+    after = learner._state["learner"]
+    assert all(torch.equal(before[place], copy) for place, copy in copies.items())
+    heads = {place: copy for place, copy in copies.items() if place.startswith("network.head.")}
+    assert not all(torch.equal(after[place], copy) for place, copy in heads.items())
 
 
 def two_parts():

@@ -22,9 +22,9 @@ from support.small_runs import Tiny
 from torch import nn
 
 from pycil_wsc import Learner, registry, seeding
-from pycil_wsc.classifier.store import versions
+from pycil_wsc.classifier.store import parts, versions
 from pycil_wsc.errors import UserError
-from pycil_wsc.state import save_state
+from pycil_wsc.state import names_of_parts, save_state
 
 __all__ = ["months"]
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -43,6 +43,23 @@ def saved(learners, tmp_path_factory):
     for learner in learners:
         learner.save(folder)
     return folder
+
+
+@pytest.fixture(params=["in one file", "in parts"])
+def any_saved(request, learners, saved, tmp_path, monkeypatch):
+    """The same folder, and one in which even small learners have parts."""
+    if request.param == "in one file":
+        return saved
+    monkeypatch.setattr(parts, "SMALLEST", 1 << 11)
+    for learner in learners:
+        learner.save(tmp_path / "in_parts")
+    assert len(listed_parts(tmp_path / "in_parts")) > 3
+    return tmp_path / "in_parts"
+
+
+def listed_parts(folder):
+    paths = [folder / versions.FILE, *versions.kept(folder).values()]
+    return {f"{name}.safetensors" for path in paths for name in names_of_parts(path)}
 
 
 @pytest.fixture
@@ -258,9 +275,9 @@ def saved_for_ever(learners, folder, started):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_learner(learners, saved, tmp_path):
+def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_learner(learners, any_saved, tmp_path):
     """A real SIGKILL, at a random moment of many saves."""
-    folder = shutil.copytree(saved, tmp_path / "shelf")
+    folder = shutil.copytree(any_saved, tmp_path / "shelf")
     context = multiprocessing.get_context("fork")
     rng = np.random.default_rng(0)
     for _ in range(5):
@@ -280,16 +297,17 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_learn
     learners[2].save(folder)
     assert_same(Learner.load(folder, quiet=True), learners[2])
     assert not list(folder.rglob("*.partial"))
+    assert {path.name for path in folder.glob("parts/*")} == listed_parts(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["save", "save and drop", "rollback"])
 def test_killed_at_any_moment_the_folder_has_the_old_or_the_new_learner_and_no_version_is_lost(
-    change, learners, saved, tmp_path
+    change, learners, any_saved, tmp_path
 ):
     states = set()
-    for moment in range(30):
-        folder = shutil.copytree(saved, tmp_path / f"{change}-{moment}")
+    for moment in range(100):
+        folder = shutil.copytree(any_saved, tmp_path / f"{change}-{moment}")
         learner = Learner.load(folder, quiet=True)
         if change == "rollback":
             alive = dies_at(moment, learner.rollback)
@@ -308,6 +326,7 @@ def test_killed_at_any_moment_the_folder_has_the_old_or_the_new_learner_and_no_v
         learners[1].save(folder, versions=5)
         assert_same(Learner.load(folder, quiet=True), learners[1])
         assert not [path for path in folder.rglob("*.partial")]
+        assert {path.name for path in folder.glob("parts/*")} == listed_parts(folder)
     assert alive and moment > 3 and states == {3, 2 if change == "rollback" else 4}
 
 

@@ -198,9 +198,20 @@ def test_an_alignment_on_drawn_features_keeps_its_epochs_under_a_budget(settings
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sam", "foster", "wsc", "derpp"])
-def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, settings, tmp_path):
-    keys = {"model_name": name, **OPERATIONS, "epochs": 6, "max_tasks": 2}
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("sam", {}),
+        ("foster", {}),
+        ("wsc", {}),
+        ("derpp", {}),
+        ("gss", {"memory_update": "step", "memory_size": 20, "fixed_memory": False}),
+        ("beef", {"epochs": 16, "langevin_noise": 0.1}),
+        ("coil", {"reg_term": 1.0}),
+    ],
+)
+def test_a_stopped_run_spends_what_an_undisturbed_one_does(name, changes, settings, tmp_path):
+    keys = {"model_name": name, **OPERATIONS, "epochs": 6, "max_tasks": 2} | changes
     whole = run(settings | {"out": str(tmp_path / "whole")}, **keys).execute()
     for stop in (2, 3):
         with killed_at(lambda calls, stop=stop: sum(optimizer is not None for _, optimizer in calls) == stop):

@@ -1,8 +1,9 @@
 """Saves a learner between two tasks in a folder, so that it can be trained further without the data of earlier tasks.
 
 =======================  ==========================================================================================
-``learner.safetensors``  the learner: its configuration, classes, image transforms, exemplars and state (one file of
+``learner.safetensors``  the learner: its configuration, classes, image transforms, exemplars and state (a file of
                          :mod:`pycil_wsc.state`, checksummed and replaced atomically)
+``parts/``               its large tensors (:mod:`pycil_wsc.classifier.store.parts`)
 ``versions/``            earlier versions of this file (:mod:`pycil_wsc.classifier.store.versions`)
 ``exemplars/``           copies of the exemplars' image files, if requested, each named by the hash of its content
 ``.last_version``        the highest number that a version has had
@@ -13,8 +14,8 @@ Whatever else is in the folder stays as it is. Image files are exemplars by name
 within the folder are relative, so that the folder can be moved.
 """
 
-import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -31,6 +32,7 @@ from pycil_wsc.classifier.predict.rebuild import checked_info
 from pycil_wsc.classifier.store import versions
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, problem_of
 from pycil_wsc.classifier.store.exemplar_files import name_of, remove_copies
+from pycil_wsc.classifier.store.parts import MissingPart, read_parts, remove_others, write_parts
 from pycil_wsc.classifier.store.perceptual import PerceptualHashes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.classifier.store.versions import FILE
@@ -110,18 +112,20 @@ def write(
     if limit > 1:
         versions.keep_present(folder)
     versions.note_number(folder, number)
-    save_state(folder / FILE, content)
+    save_state(folder / FILE, content, functools.partial(write_parts, folder, held.info.num_classes))
     _tidy(folder, limit)
     return number
 
 
 def _tidy(folder: Path, limit: int) -> None:
-    """Remove the versions beyond ``limit``, and copies of images that none of the others needs."""
+    """Remove the versions beyond ``limit``, and parts and copies of images that none of the others needs."""
     try:
         versions.remove_oldest(folder, limit)
-        names = versions.files_of_all(folder)
-        if names is not None:
-            remove_copies(folder, keep=names)
+        used = versions.used_by_any(folder)
+        if used is not None:
+            images, parts = used
+            remove_copies(folder, keep=images)
+            remove_others(folder, keep=parts)
     except OSError as error:  # the learner is saved all the same
         logging.getLogger("pycil_wsc.learner").warning(
             "%s: an earlier version or its images cannot be removed (%s); the next save tries again", folder, error
@@ -157,22 +161,32 @@ def read(folder: Path, version: int | None = None) -> tuple[SavedLearner, int]:
     if version is None and others:
         remedy = f"its present version is damaged: load another one, such as version={others[-1]}, or {remedy}"
     with refusing(folder, what, remedy):
-        content = load_state(folder / FILE) if version is None else _content_of(folder, version)
+        content = _content_of(folder, version)
         if content["format"] != FORMAT:
             raise UserError(f"{folder}: was saved by another version (format {content['format']}); use that one")
         number, _ = versions.numbers_in(content)
         return _checked(folder, content), number
 
 
-def _content_of(folder, version):
-    """The content of a version, whose file may be moved or removed meanwhile, as another process saves."""
-    for _ in range(3):
-        path = versions.find(folder, version)
-        with contextlib.suppress(FileNotFoundError):
-            content = load_state(path)
-            if content["version"] == version:
-                return content
-    raise UserError(f"{folder}: {path.name} is not version {version}; save or copy it again")
+def _content_of(folder: Path, version: int | None) -> State:
+    """The content of a version, None: the present one.
+
+    Its file may be moved meanwhile, or removed with its parts, as another process saves; then it is looked for again.
+    """
+    while True:
+        before = versions.signature(folder)
+        path = folder / FILE if version is None else versions.find(folder, version)
+        try:
+            content = load_state(path, functools.partial(read_parts, folder))
+        except (FileNotFoundError, MissingPart):
+            is_removed = version is not None and not path.exists()  # the search then says so
+            if versions.signature(folder) == before and not is_removed:
+                raise
+            continue
+        if version is None or content["version"] == version:
+            return content
+        if versions.signature(folder) == before:
+            raise UserError(f"{folder}: {path.name} is not version {version}; save or copy it again")
 
 
 def _checked(folder: Path, content: State) -> SavedLearner:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from pycil_wsc.classifier.store.parts import size_of
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import read_file, write_atomically
-from pycil_wsc.state import State, peek_state
+from pycil_wsc.state import State, names_of_parts, peek_state
 
 FILE = "learner.safetensors"
 VERSIONS = "versions"
@@ -28,7 +29,8 @@ LAST = ".last_version"
 
 class Version(TypedDict):
     """A version that is kept: its number, whether it is the ``present`` one, its number of ``tasks``, its classes,
-    ``when`` its last task was learned, and the ``bytes`` of its file, without copied images.
+    ``when`` its last task was learned, and the ``bytes`` of its file and of its parts, which other versions may share,
+    without copied images.
     """
 
     version: int
@@ -43,7 +45,8 @@ class Outline(NamedTuple):
     """What the file of a version tells without its tensors and its checksum.
 
     ``number``: its own; ``parent``: that of the version it was learned from, if known;
-    ``tasks``: their names; ``when``: as in :class:`Version`; ``files``: the names of the image files that it refers to.
+    ``tasks``: their names; ``when``: as in :class:`Version`; ``files``: the names of the image files that it refers to;
+    ``parts``: those of its parts (:mod:`pycil_wsc.classifier.store.parts`).
     """
 
     number: int
@@ -52,6 +55,7 @@ class Outline(NamedTuple):
     classes: list[str]
     when: str | None
     files: set[str]
+    parts: set[str]
 
 
 def find(folder: Path, number: int) -> Path:
@@ -155,15 +159,17 @@ def remove_oldest(folder: Path, limit: int) -> None:
         (folder / VERSIONS).rmdir()
 
 
-def files_of_all(folder: Path) -> set[str] | None:
-    """The names of the image files that any version refers to; None if a version cannot tell."""
-    names: set[str] = set()
+def used_by_any(folder: Path) -> tuple[set[str], set[str]] | None:
+    """The names of the image files and of the parts that any version refers to; None if a version cannot tell."""
+    files: set[str] = set()
+    parts: set[str] = set()
     for path in (folder / FILE, *kept(folder).values()):
         outline = _outline_of(path)
         if outline is None:
             return None
-        names |= outline.files
-    return names
+        files |= outline.files
+        parts |= outline.parts
+    return files, parts
 
 
 def one_before(folder: Path) -> int:
@@ -208,7 +214,7 @@ def listed(folder: Path) -> list[Version]:
             tasks=len(outline.tasks),
             classes=list(outline.classes),
             when=outline.when,
-            bytes=path.stat().st_size,
+            bytes=path.stat().st_size + size_of(folder, outline.parts),
         )
         versions.append(version)
     return versions
@@ -256,7 +262,7 @@ def _outline_in(file: File) -> Outline | None:
         when = bookkeeping["entries"][-1].get("when") if bookkeeping["entries"] else None
         if not all(isinstance(name, str) for name in [*tasks, *classes, *files, when or ""]):
             return None
-        return Outline(number, parent, list(tasks), list(classes), when, set(files))
+        return Outline(number, parent, list(tasks), list(classes), when, set(files), set(names_of_parts(file.path)))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 

@@ -83,8 +83,13 @@ class ClosedForm(BaseLearner):
 
     def build(self) -> ClosedFormNet:
         lent: Backbone | None = vars(self).pop("lent", None)
-        backbone = self.tuned_backbone() if lent is None else Lent(lent)
-        return ClosedFormNet(backbone, self.new_head(backbone.out_dim, widest_float(self.device)))
+        dtype = widest_float(self.device)
+        if lent is None:
+            backbone = self.tuned_backbone()
+            return ClosedFormNet(backbone, self.new_head(backbone.out_dim, dtype))
+        with torch.device("meta"):  # a state is loaded, so that random features need not be drawn
+            head = self.new_head(lent.out_dim, dtype)
+        return ClosedFormNet(Lent(lent), head.to_empty(device="cpu"))
 
     def tuned_backbone(self) -> Backbone:
         """The backbone, with what the first task trains of it."""

@@ -62,5 +62,6 @@ class DSAL(ACIL):
     def new_head(self, width: int, dtype: torch.dtype) -> ComputedHead:
         return DualStreamHead(width, self.config.options.buffer_size, self.config.options, dtype)
 
-    def begin_task(self, task: Task) -> None:
+    def grow(self, task: Task) -> None:
+        super().grow(task)
         self.network.head.first = self.manager.first_class(task)

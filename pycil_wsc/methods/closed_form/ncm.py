@@ -3,7 +3,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
-from pycil_wsc.networks.closed_form_nets import ComputedHead, merged, without_empty
+from pycil_wsc.networks.closed_form_nets import ComputedHead, merged, with_rows, without_empty
 from pycil_wsc.registry import register_learner
 
 
@@ -20,14 +20,13 @@ class NearestMean(ComputedHead):
         self.register_buffer("counts", torch.zeros(0, dtype=dtype))
 
     def grow(self, num_classes: int) -> None:
-        new = num_classes - len(self.weight)
-        self.sums = torch.cat([self.sums, self.sums.new_zeros(new, self.sums.shape[1])])
-        self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
+        self.sums = with_rows(self.sums, num_classes)
+        self.counts = with_rows(self.counts, num_classes)
         super().grow(num_classes)
 
     def add(self, features: Tensor, labels: Tensor, sign: int = 1) -> None:
         targets = sign * one_hot(labels, len(self.weight)).to(self.sums)
-        self.sums = self.sums + targets.T @ features.to(self.sums)
+        self.sums = torch.addmm(self.sums, targets.T, features.to(self.sums))
         self.counts = self.counts + targets.sum(0)
 
     def remove(self, features: Tensor, labels: Tensor) -> None:
@@ -42,7 +41,7 @@ class NearestMean(ComputedHead):
     def solve(self) -> None:
         means = self.sums / self.counts.clamp(min=1)[:, None]
         self.weight = means.float()
-        self.bias = without_empty(-means.square().sum(1).float() / 2, self.counts)
+        self.bias = without_empty(-torch.linalg.vector_norm(means, dim=1).square().float() / 2, self.counts)
 
 
 @register_learner("ncm", nme=False)

@@ -53,8 +53,9 @@ class RandomProjection(SummedHead):
         wide = features.to(self.fitted.products)
         projection = self.projection.to(self.fitted.products)
         held_out = is_held_out(wide, projection[:, 0])
+        projected = (wide @ projection).relu()
         for sums, rows in ((self.held_out, held_out), (self.fitted, ~held_out)):
-            yield sums, rows, (wide[rows] @ projection).relu()
+            yield sums, rows, projected[rows]
 
     def remove(self, features: Tensor, labels: Tensor) -> None:
         self.chosen = torch.zeros_like(self.chosen)
@@ -72,7 +73,8 @@ class RandomProjection(SummedHead):
         gram = self.fitted.gram + self.held_out.gram
         products = self.fitted.products + self.held_out.products
         counts = self.fitted.counts + self.held_out.counts
-        self.weight = ridge_regression(gram, products, self.kept_ridge(counts)).T.float().contiguous()
+        ridge = self.kept_ridge(counts)
+        self.weight = ridge_regression(gram, products, ridge).T.float().contiguous()
         self.bias = without_empty(torch.zeros_like(self.bias), counts)
 
     def kept_ridge(self, counts: Tensor) -> float:

@@ -32,28 +32,33 @@ class Discriminants(SummedHead):
     def solve(self) -> None:
         counts = self.sums.counts
         means = self.sums.products / counts.clamp(min=1)  # (d, classes)
-        within = (self.sums.gram - (means * counts) @ means.T) / counts.sum()
-        estimate = shrunk(approximating_oracle(within, counts.sum()), self.shrinkage, 1)
+        within = torch.addmm(self.sums.gram, means * counts, means.T, alpha=-1).div_(counts.sum())
+        share, scale = approximating_oracle(within, counts.sum())
+        estimate = shrink_(shrink_(within, share, scale), self.shrinkage, 1)
         factor, failed = torch.linalg.cholesky_ex(estimate)
         weight = torch.linalg.solve(estimate, means) if failed else torch.cholesky_solve(means, factor)
         self.weight = weight.T.float().contiguous()
         self.bias = without_empty(-(means * weight).sum(0).float() / 2, counts)
 
 
-def approximating_oracle(covariance: Tensor, number: Tensor) -> Tensor:
-    """Oracle approximating shrinkage (OAS, Chen et al., 2010) of a covariance of ``number`` centred samples: (d, d)."""
+def approximating_oracle(covariance: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Oracle approximating shrinkage (OAS, Chen et al., 2010) of a covariance, (d, d), of ``number`` centred samples.
+
+    Returns the share of the identity, and the scale of that.
+    """
     width = len(covariance)
     scale = covariance.trace() / width
-    square, power = scale.square(), covariance.square().mean()
+    square = scale.square()
+    power = torch.linalg.vector_norm(covariance).square() / width**2
     share = (power + square) / ((number + 1) * (power - square / width))
-    return shrunk(covariance, share.nan_to_num(1).clamp(max=1), scale)
+    return share.nan_to_num(1).clamp(max=1), scale
 
 
-def shrunk(covariance: Tensor, share: Tensor | float, scale: Tensor | float) -> Tensor:
-    """Replace a fraction of the covariance by a multiple of the identity."""
-    result = (1 - share) * covariance
-    result.diagonal().add_(share * scale)
-    return result
+def shrink_(covariance: Tensor, share: Tensor | float, scale: Tensor | float) -> Tensor:
+    """Replace a share of the covariance by a multiple of the identity, in place."""
+    covariance.mul_(1 - share)
+    covariance.diagonal().add_(share * scale)
+    return covariance
 
 
 @register_learner("slda", nme=False)

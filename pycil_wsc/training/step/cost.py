@@ -146,7 +146,8 @@ class Spent:
         task: the task of ``before`` and ``begun``.
         before: the operations before it.
         begun: for each of its phases that has begun, the ``operations`` before it, the planned ``images`` of the
-            phases before it, and its ``own``; the ``exemplars`` in memory.
+            phases before it, and its ``own``; the ``exemplars`` in memory; and, with a budget, the operations
+            ``per_image`` and ``per_exemplar`` of its step.
         costs: what a method has spent besides, by its name in the result: numbers, or lists of one number per task. The
             method that writes them in ``end_task`` keeps them in its own state.
     """
