@@ -46,14 +46,15 @@ class Gradients(Observer):
     def mean_gradient(self, indices: np.ndarray) -> Tensor:
         """The gradient of the mean loss over these training samples: (trainable parameters,), in the widest dtype.
 
-        Empty, of norm 0, if nothing is trainable.
+        Of norm 0 if the loss depends on nothing that is trainable.
         """
         parameters = [p for p in self.learner.network.parameters() if p.requires_grad]
         dtype = widest_float(self.learner.device)
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=self.learner.device)
         for images, targets in self.shared_batches(indices) if parameters else ():
-            gradients = torch.autograd.grad(
-                self.summed_loss(images, targets), parameters, materialize_grads=True, allow_unused=True
-            )
+            loss = self.summed_loss(images, targets)
+            if not loss.requires_grad:
+                break
+            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True)
             total += torch.cat([gradient.reshape(-1) for gradient in gradients])
         return self.learner.processes.sum_(total) / len(indices)

@@ -712,7 +712,7 @@ def test_every_key_that_a_backbone_reads_makes_it_another_one_to_check(name):
 
     config = resolve({"model_name": name, "convnet_type": "resnet8", "pretrained": False} | suited(name))
     configured_learner(config).Plan(Recorder()).check_backbone(configured_backbone(Recorder(), 32, False))
-    assert "convnet_type" in read and read <= {"convnet_options", *declared(BackboneOptions)}
+    assert "convnet_type" in read and read <= {"convnet_options", "options", *declared(BackboneOptions)}
 
 
 # of results in the repository, what names their runs' folders: the hash is of all that differs from the defaults

@@ -187,14 +187,15 @@ def _of_heads(rows: Tensor, attn: Any, like: Tensor) -> Tensor:
 
 def check_transformer(backbone: nn.Module, name: str = "") -> None:
     """Raise :class:`UserError` unless ``backbone`` is a vision transformer of timm with its usual blocks."""
-    from timm.models.vision_transformer import Attention, Block, VisionTransformer
-
     model = name or type(backbone).__name__
     needed = "this method tunes a VisionTransformer of timm with its usual blocks; set convnet_type to one, such as "
     needed += "timm:vit_base_patch16_224"
-    if not isinstance(backbone, VisionTransformer):
+    names = [f"{kind.__module__}.{kind.__name__}" for kind in type(backbone).__mro__]  # timm need not be installed
+    if "timm.models.vision_transformer.VisionTransformer" not in names:
         raise UserError(f"convnet_type: '{model}' is not a plain vision transformer; {needed}")
-    for index, block in enumerate(backbone.blocks):
+    from timm.models.vision_transformer import Attention, Block
+
+    for index, block in enumerate(backbone.blocks):  # pyright: ignore[reportArgumentType]
         usual = type(block) is Block and type(block.attn) is Attention and block.attn.num_heads * block.attn.head_dim
         if usual != backbone.embed_dim:
             raise UserError(f"convnet_type: block {index} of '{model}' is of another kind; {needed}")
