@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 import pandas as pd
-from over_seeds import LEVEL, detectable, interval, kept_by_holm  # beside this file
+from over_seeds import LEVEL, detectable, estimate, interval, kept_by_holm  # beside this file
 from scipy.stats import ttest_1samp
 
 from pycil_wsc.report.rows import PAPER
@@ -287,11 +287,7 @@ def _papers(each: Finding) -> str:
 
 def measured(claim: Claim, seeds: pd.Series) -> str:
     """The mean with the half-width of its interval, if it has one; differences have their sign."""
-    if not len(seeds):
-        return ""
-    mean, half = interval(seeds)
-    text = f"{mean:{sign(claim)}.2f}"
-    return f"{text} ± {half:.2f}" if len(seeds) > 1 else text
+    return estimate(seeds, sign(claim)) if len(seeds) else ""
 
 
 def sign(claim: Claim) -> str:

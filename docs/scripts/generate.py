@@ -11,7 +11,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import speed_tables  # beside this file
+import speed_tables  # beside this file, as is over_seeds
+from over_seeds import markdown
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -52,22 +53,22 @@ def table(name):
     if name == "language models":
         from pycil_wsc.llm.config import KEYS as LLM_KEYS
 
-        return rows(HEADER, map(row, LLM_KEYS.values()))
+        return markdown(HEADER, map(row, LLM_KEYS.values()))
     if name == "defaults":
         from pycil_wsc.registry import learner_defaults, optimizer_defaults
 
         own = [*sorted(learner_defaults.items()), *sorted(optimizer_defaults.items())]
-        return rows(
+        return markdown(
             ("method or optimiser", "its defaults"), ((f"`{name}`", listed(keys)) for name, keys in own if keys)
         )
     if name == "methods":
         from pycil_wsc.registry import learners
 
         own = [(name, each) for name in sorted(learners) for each in declared(learners[name].Options).values()]
-        return rows(("method", *HEADER), ((f"`{name}`", *row(each)) for name, each in own))
+        return markdown(("method", *HEADER), ((f"`{name}`", *row(each)) for name, each in own))
     from pycil_wsc.config.image_config import GROUPS
 
-    return rows(HEADER, map(row, GROUPS[name].values()))
+    return markdown(HEADER, map(row, GROUPS[name].values()))
 
 
 def row(key):
@@ -84,10 +85,6 @@ def limits(key):
 
 def listed(values):
     return ", ".join(f"`{name}` {json.dumps(value)}" for name, value in values.items())
-
-
-def rows(header, lines):
-    return "".join(f"| {' | '.join(line)} |\n" for line in [header, ["---"] * len(header), *lines])
 
 
 def page(name):
@@ -144,7 +141,7 @@ def recorded(name):
         "claims": well_trained.below_claims,
         "arms": well_trained.below_arms,
     }
-    table = rows(lines[0], lines[1:])
+    table = markdown(lines[0], lines[1:])
     return f"{table}\n{below[name]()}\n" if name in below else table
 
 

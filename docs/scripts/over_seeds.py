@@ -1,10 +1,10 @@
-"""The rows of tables that compare runs over equal seeds."""
+"""The rows of tables that compare runs over equal seeds, and their Markdown."""
 
 import functools
 import math
 import statistics
 import sys
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,10 +60,16 @@ def spread(values: list[float], sign: str) -> str:
     """A mean with its 95 % interval; with the sign "+" of a difference."""
     if not values:
         return "–"
-    if len(values) < 2:
-        return f"{values[0]:{sign}.2f}"
+    if sign and len(values) > 1:
+        return difference(*interval(values))
+    return estimate(values, sign)
+
+
+def estimate(values: Collection[float], sign: str = "") -> str:
+    """A mean with its 95 % interval, if it has one."""
     mean, half = interval(values)
-    return difference(mean, half) if sign else f"{mean:.2f} ± {half:.2f}"
+    text = f"{mean:{sign}.2f}"
+    return text if math.isnan(half) else f"{text} ± {half:.2f}"
 
 
 def interval(values: Collection[float]) -> tuple[float, float]:
@@ -102,3 +108,8 @@ def kept_by_holm(chances: Mapping[Name, float]) -> set[Name]:
             break
         kept.add(name)
     return kept
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows])

@@ -129,7 +129,6 @@ class LUCIR(DistillingLearner):
             return epochs * (len(task.train_indices) + len(memory)) + self.config.options.ft_epochs * len(chosen)
 
     balanced: list[int] | None = None  # the exemplars after the task, while the second phase trains on them
-
     statistics: Sequence[Tensor] = ()  # those of batch norm, while they stay as they are
 
     def build(self) -> IncrementalNet:

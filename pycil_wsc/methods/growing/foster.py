@@ -114,8 +114,12 @@ class FOSTER(BaseLearner):
         if self.student is None or not task.num_new:
             return
         options = self.config.options
-        head = self.student.head if run.number else self.network.head
-        if options.is_student_wa if run.number else options.is_teacher_wa:
+        head = self.network.head
+        is_aligned = options.is_teacher_wa
+        if run.number:
+            head = self.student.head
+            is_aligned = options.is_student_wa
+        if is_aligned:
             head.align(task.num_old, options.wa_value ** (task.num_old / task.num_new))
 
     def class_counts(self, task: Task) -> np.ndarray:

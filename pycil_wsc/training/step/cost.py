@@ -177,5 +177,5 @@ class Spent:
     def load_state_dict(self, state: State) -> None:
         self.task = state["task"]
         self.begun = [dict(phase) for phase in state["begun"]]
-        self.before = state.get("before", self.begun[0]["operations"] if self.begun else 0)
+        self.before = state.get("before", self.begun[0]["operations"] if self.begun else 0)  # old checkpoints lack it
         self.replays = state["replays"]

@@ -5,10 +5,10 @@ and the ranks of the methods.
 from collections.abc import Sequence
 
 import pandas as pd
-from claims_in_detail import SIZES, at, by_share, markdown  # beside this file, as night_runs is
+from claims_in_detail import SIZES, at, by_share  # beside this file, as night_runs is
 from findings import NOT_RUN, SHARES, Claim, Finding, by_seed
 from night_runs import EIGHT, THREE, correlation, table_of
-from over_seeds import ROOT
+from over_seeds import ROOT, markdown
 
 from pycil_wsc.results.run_table import Row
 

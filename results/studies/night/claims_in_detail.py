@@ -1,7 +1,7 @@
 """Write docs/claims_in_detail.md, which :mod:`claims` calls: the numbers behind the claims."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from textwrap import fill
 
@@ -31,7 +31,7 @@ from night_runs import (  # beside this file
     row_name,
     table_of,
 )
-from over_seeds import ROOT, after_each_task, interval
+from over_seeds import ROOT, after_each_task, estimate, markdown
 
 from pycil_wsc.results.run_table import Row
 
@@ -178,11 +178,6 @@ def page(runs: Sequence[Row], findings: Sequence[Finding]) -> str:
     return "\n".join(parts)
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows])
-
-
 def by_share(each: Finding) -> tuple[str, ...]:
     """The paper's number and ours at each fraction of memory."""
     cells = [each.claim.text]
@@ -234,7 +229,7 @@ def of_wa(table: pd.DataFrame) -> str:
             return ""
         without = lines.groupby("seed")["accuracy"].mean()
         gains = [without - wide[f"{name}@{share}"] for name in ("wa", "replay")]
-        over_wa, over_replay = (f"{mean:+.2f} ± {half:.2f}" for mean, half in map(interval, gains))
+        over_wa, over_replay = (estimate(gain, "+") for gain in gains)
         rows.append((f"{share} %", f"×{lines['ratio'].mean():.2f}", over_wa, over_replay))
     header = ("memory", "norm ratio, old / new rows", "without the scaling: gain over WA", "gain over Replay")
     return f"\n{OF_WA}{markdown(header, rows)}"

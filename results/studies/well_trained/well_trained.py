@@ -22,6 +22,7 @@ from over_seeds import (
     Row,
     after_each_task,
     detectable,
+    estimate,
     interval,
     kept_by_holm,
     recorded,
@@ -164,7 +165,7 @@ def below_claims() -> str:
 def gains_of_both_parts() -> list[tuple[str, ...]]:
     """The header and the rows of README's table: what WSC and its parts add to the average accuracy, and the noise."""
     runs = table()
-    compared = {
+    both_sides = {
         "WSC minus Replay": ("wsc", "replay"),
         "averaging alone minus Replay": ("wsc reset=none", "replay"),
         "WSC minus averaging alone: the reset": ("wsc", "wsc reset=none"),
@@ -173,12 +174,13 @@ def gains_of_both_parts() -> list[tuple[str, ...]]:
     few, all_images = (f"{name} of the images in memory" for name in SIZES.values())
     networks = "[networks that fit their data](docs/claims.md)"
     header = (f"average accuracy, points, in {networks} ({seeds_of(all_findings())} seeds)", few, all_images)
-    return [header, *((name, *gains(runs, *pair)) for name, pair in compared.items())]
+    return [header, *((name, *gains(runs, *pair)) for name, pair in both_sides.items())]
 
 
 def gains(runs: pd.DataFrame, row: str, baseline: str) -> list[str]:
     """The difference in average accuracy between two arms at each memory size, with its interval."""
-    return [spread(pairs(runs, row, baseline, size), "+").strip("*") for size in SIZES]
+    found = (pairs(runs, row, baseline, size) for size in SIZES)
+    return [estimate(values, "+") if values else "–" for values in found]
 
 
 def seeds_of(found: list[Finding]) -> str:
