@@ -57,7 +57,7 @@ from pycil_wsc.classifier.update.update import ONE_AT_A_TIME, updated
 from pycil_wsc.config.completion import complete
 from pycil_wsc.config.image_config import KEYS
 from pycil_wsc.data.images.image_files import line_of
-from pycil_wsc.data.images.sources import Source, read_listed, read_source
+from pycil_wsc.data.images.sources import ImageSource, read_listed, read_source
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import locked
@@ -316,7 +316,7 @@ class Learner:
         """
         return self.answers.each(images, threshold, otherwise, unknown, k)
 
-    def evaluate(self, source: Source, unknown: float | None = None) -> Evaluation:
+    def evaluate(self, source: ImageSource, unknown: float | None = None) -> Evaluation:
         """Test on ``source``, in any form that :meth:`learn` accepts; if it has a test part, only that is used.
 
         Args:
@@ -349,7 +349,7 @@ class Learner:
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
-    def learn(self, source: Source, accept: Accept | None = None) -> dict[str, Any]:
+    def learn(self, source: ImageSource, accept: Accept | None = None) -> dict[str, Any]:
         """Learn one more task. Until it has been learned, the learner predicts as before.
 
         An image that was learned with another class before has only the new class afterwards. Methods that compute the
@@ -389,7 +389,7 @@ class Learner:
             (entry,) = self._history(slice(-1, None))
             return entry | {**(decision or {})}
 
-    def check(self, source: Source, fewest: int = 5, level: float = 0.01) -> Findings:
+    def check(self, source: ImageSource, fewest: int = 5, level: float = 0.01) -> Findings:
         """Look at images before they are learned.
 
         The findings are files that cannot be read or are left out, near-empty classes, and:
@@ -445,7 +445,7 @@ class Learner:
         """
         return self._change(classes.merged, names, into)
 
-    def remove(self, name: str, images: Source | None = None) -> ClassChange:
+    def remove(self, name: str, images: ImageSource | None = None) -> ClassChange:
         """Remove a class.
 
         A method that computes its classifier is then as if it had never learned the class. ``ncm`` and ``fecam`` have
@@ -466,7 +466,7 @@ class Learner:
         """
         return self._change(classes.removed, name, images, self._say)
 
-    def relabel(self, images: Source | Sequence[str] | np.ndarray, to: str) -> ClassChange:
+    def relabel(self, images: ImageSource | Sequence[str] | np.ndarray, to: str) -> ClassChange:
         """Correct the class of images that were learned or are held out.
 
         A method that computes its classifier is then as if it had learned them with the new class. A network is not

@@ -13,7 +13,7 @@ from pycil_wsc.data.data_options import DataOptions, MemoryOptions
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.images.fingerprint import with_weights
 from pycil_wsc.data.images.sources import read_source
-from pycil_wsc.data.tasks.stream import joined
+from pycil_wsc.data.tasks.growing_dataset import joined
 from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.errors import UserError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.data.batches.order import WHOLE, Share
+from pycil_wsc.data.batches.epoch_order import WHOLE, Share
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.state import State

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc.data.batches.loader import BatchSource, Source
-from pycil_wsc.data.batches.order import (
+from pycil_wsc.data.batches.epoch_order import (
     WHOLE,
     Share,
     batch_slices,
@@ -23,6 +22,7 @@ from pycil_wsc.data.batches.order import (
     num_batches,
     repeated,
 )
+from pycil_wsc.data.batches.loader import BatchSource, Source
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from pycil_wsc import registry, seeding
 from pycil_wsc.data.batches.loader import Source
-from pycil_wsc.data.memory.choices import normalise
+from pycil_wsc.data.memory.exemplar_selection import normalise
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pycil_wsc import seeding
 from pycil_wsc.consolidation import recompute_batch_norm
+from pycil_wsc.data.batches.epoch_order import CHUNK, num_batches
 from pycil_wsc.data.batches.loader import Source
-from pycil_wsc.data.batches.order import CHUNK, num_batches
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.training.batch_norm.synced import synced_batch_norm
 from pycil_wsc.training.batches import Batches, Sampling

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pycil_wsc.data.batches.order import batch_slices, repeated
+from pycil_wsc.data.batches.epoch_order import batch_slices, repeated
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
 from pycil_wsc.training.batches import Batch, Sampling

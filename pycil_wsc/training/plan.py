@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from pycil_wsc.data.batches.order import epoch_order
+from pycil_wsc.data.batches.epoch_order import epoch_order
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence

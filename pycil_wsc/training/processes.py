@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from pycil_wsc import devices
-from pycil_wsc.data.batches.order import Share
+from pycil_wsc.data.batches.epoch_order import Share
 from pycil_wsc.devices import accelerator, make_current, numbered, resolved_device
 from pycil_wsc.errors import UserError
 

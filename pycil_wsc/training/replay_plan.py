@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pycil_wsc import seeding
-from pycil_wsc.data.batches.order import batch_slices
+from pycil_wsc.data.batches.epoch_order import batch_slices
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream_memory import NONE, StreamMemory
 from pycil_wsc.training.learner_config import LearnerConfig

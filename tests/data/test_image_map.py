@@ -23,8 +23,8 @@ from main import main
 from pycil_wsc.config.loading import load, resolve
 from pycil_wsc.data.batches import loader
 from pycil_wsc.data.batches.augmentation import augment, crops
+from pycil_wsc.data.batches.epoch_order import Share
 from pycil_wsc.data.batches.loader import DeviceSource, FolderSource, open_source
-from pycil_wsc.data.batches.order import Share
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.images import map as image_map
 from pycil_wsc.data.images import parallel

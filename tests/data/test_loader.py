@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 from pycil_wsc import seeding
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.batches.augmentation import augment
+from pycil_wsc.data.batches.epoch_order import Share, batch_slices, mixed_order
 from pycil_wsc.data.batches.loader import ArraySource, FolderSource, open_source
-from pycil_wsc.data.batches.order import Share, batch_slices, mixed_order
 from pycil_wsc.data.images.datasets import load_dataset, sized
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.planning import planned_images

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.herding import features, herding_by_the_book
 
-from pycil_wsc.data.memory.choices import herding, normalise, reservoir
+from pycil_wsc.data.memory.exemplar_selection import herding, normalise, reservoir
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from reference.mammoth import Buffer
 
-from pycil_wsc.data.batches.order import batch_slices, repeated
+from pycil_wsc.data.batches.epoch_order import batch_slices, repeated
 from pycil_wsc.data.memory.stream_memory import NONE, SlotValues, StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.training.replay_plan import EpochPlan, planned_images

@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.batches.loader import Source
 from pycil_wsc.data.images.datasets import load_dataset
-from pycil_wsc.data.memory.choices import herding
+from pycil_wsc.data.memory.exemplar_selection import herding
 from pycil_wsc.errors import UnusableRun
 from pycil_wsc.launch.torchrun import together
 from pycil_wsc.methods.consolidation.scores import _score_by_data
@@ -119,7 +119,7 @@ def outcomes(cases, data, out):
     for name, keys in cases.items():
         config = resolve(SMALL | {"dataset": f"npz:{data}", "out": f"{out}/{name}", "init_epoch": 1} | keys)
         run = Run(config, dataset, lambda progress: None)
-        herded = patch("pycil_wsc.data.memory.choices.herding", side_effect=herding)
+        herded = patch("pycil_wsc.data.memory.exemplar_selection.herding", side_effect=herding)
         with without_checkpoints(), counted_images() as images, herded as calls:
             result = run.execute()
         weights = {key: value for key, value in run.learner.state_dict().items() if isinstance(value, torch.Tensor)}

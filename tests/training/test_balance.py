@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry
 from pycil_wsc.config.loading import resolve
-from pycil_wsc.data.batches.order import epoch_order, mixed_order
+from pycil_wsc.data.batches.epoch_order import epoch_order, mixed_order
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.subset import long_tailed

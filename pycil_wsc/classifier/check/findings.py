@@ -13,19 +13,19 @@ from PIL import Image
 from pycil_wsc.classifier.check.doubtful_labels import doubtful
 from pycil_wsc.classifier.check.near_duplicates import near_pairs, repeated
 from pycil_wsc.classifier.check.shift import Shift, compared
+from pycil_wsc.classifier.class_names import similar_names
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.predict.expected import Expected
 from pycil_wsc.classifier.predict.images import Key
 from pycil_wsc.classifier.store.hashes import as_digests, file_hash, pixel_hash, with_classes
 from pycil_wsc.classifier.store.perceptual import NONE, hash_of_picture, perceptual_hash
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
-from pycil_wsc.classifier.update.class_names import similar_names
 from pycil_wsc.classifier.update.corrections import corrections_in
 from pycil_wsc.classifier.update.known_images import contradictions, first_alike, learns_once
 from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.images.image_files import are_pictures, counted, image_status, is_turned
 from pycil_wsc.data.images.paths import names_in
-from pycil_wsc.data.tasks.stream import extended
+from pycil_wsc.data.tasks.growing_dataset import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError, plural
 from pycil_wsc.seeding import derived_seed

@@ -320,7 +320,7 @@ def _check_state(state: State, tasks: int, labels: np.ndarray) -> None:
 
 
 def _check_fingerprint(data: State, tasks: int) -> None:
-    """Check the fingerprint of a stream of ``tasks`` tasks (:mod:`pycil_wsc.data.tasks.stream`)."""
+    """Check the fingerprint of a stream of ``tasks`` tasks (:mod:`pycil_wsc.data.tasks.growing_dataset`)."""
     _check(len(data["tasks"]) == tasks, "fingerprint")
     for part in (data, *data["tasks"]):
         _check(type(part["train"]) is type(part["test"]) is int and isinstance(part["sha256"], str), "fingerprint")

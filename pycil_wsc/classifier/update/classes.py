@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from pycil_wsc import registry
+from pycil_wsc.classifier.class_names import told_similar
 from pycil_wsc.classifier.predict.calibration import fitted_temperature
 from pycil_wsc.classifier.predict.rebuild import Reached, config_with_weights_elsewhere, rebuilt
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, ClassChange, Entry
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
 from pycil_wsc.classifier.store.hashes import digests_of, hashes_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner, answers_of
-from pycil_wsc.classifier.update.class_names import told_similar
 from pycil_wsc.classifier.update.class_rows import Regrouping, regrouped_state
 from pycil_wsc.classifier.update.corrections import (
     Corrections,
@@ -40,9 +40,9 @@ from pycil_wsc.classifier.update.known_images import Say, learns_once, takes_out
 from pycil_wsc.classifier.update.prepare import part_of
 from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.images.npz import problem_of_name
-from pycil_wsc.data.images.sources import Source
+from pycil_wsc.data.images.sources import ImageSource
 from pycil_wsc.data.memory.memory import regrouped
-from pycil_wsc.data.tasks.stream import marked
+from pycil_wsc.data.tasks.growing_dataset import marked
 from pycil_wsc.data.types import Dataset, Split, normal
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.closed_form.closed_form import ClosedForm
@@ -103,7 +103,7 @@ def merged(config: Config, present: SavedLearner, classes: Sequence[str], into: 
     return _noted(config, learner, ClassChange(did="merged", classes=before, to=into), line)
 
 
-def removed(config: Config, present: SavedLearner, name: str, images: Source | None, say: Say) -> Changed:
+def removed(config: Config, present: SavedLearner, name: str, images: ImageSource | None, say: Say) -> Changed:
     """Leave out a class. ``images``: those of the class, which methods with sums over all classes need."""
     label = _label("remove", present, name)
     known = present.held.info.classes
@@ -235,7 +235,9 @@ def _with_state(present: SavedLearner, learner: State) -> SavedLearner:
     return present._replace(state={**present.state, "learner": learner})
 
 
-def _without_sums(config: Config, present: SavedLearner, label: int, images: Source | None, say: Say) -> SavedLearner:
+def _without_sums(
+    config: Config, present: SavedLearner, label: int, images: ImageSource | None, say: Say
+) -> SavedLearner:
     """Take the images of a class out of sums that they share with other classes."""
     name, method = present.held.info.classes[label], config.method
     if not takes_out(config.model_name):

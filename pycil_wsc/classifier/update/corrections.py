@@ -14,7 +14,7 @@ from pycil_wsc.classifier.store.saved_learner import SavedLearner
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.memory.values import renumbered
-from pycil_wsc.data.tasks.stream import kept
+from pycil_wsc.data.tasks.growing_dataset import kept
 from pycil_wsc.data.types import Split
 from pycil_wsc.training.learner_state import memory_of, stored_of, with_parts
 

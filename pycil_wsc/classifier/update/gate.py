@@ -11,7 +11,7 @@ from scipy.special import bdtr, ndtr, ndtri  # scipy.stats takes a second to imp
 
 from pycil_wsc.classifier.predict.arguments import from_python, is_number
 from pycil_wsc.classifier.store.bookkeeping import Accuracy, Change, Decision, Gate
-from pycil_wsc.data.images.sources import Source
+from pycil_wsc.data.images.sources import ImageSource
 from pycil_wsc.errors import UserError
 
 EXEMPLARS = "exemplars"
@@ -42,7 +42,7 @@ class Accept:
     """
 
     max_drop: float = 0.02
-    on: Source = EXEMPLARS
+    on: ImageSource = EXEMPLARS
     min_new: float = 0.0
     confidence: float = 0.95
     strict: bool = False

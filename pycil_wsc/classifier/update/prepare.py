@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pycil_wsc.classifier.class_names import told_similar
 from pycil_wsc.classifier.predict.answers import Answers, numbers_of
 from pycil_wsc.classifier.store.bookkeeping import Bookkeeping, Relabelled
 from pycil_wsc.classifier.store.exemplar_files import check_exemplars
 from pycil_wsc.classifier.store.hashes import Hashes, digests_of, with_classes
 from pycil_wsc.classifier.store.saved_learner import SavedLearner
-from pycil_wsc.classifier.update.class_names import told_similar
 from pycil_wsc.classifier.update.corrections import Corrections
 from pycil_wsc.classifier.update.gate import EXEMPLARS, Accept
 from pycil_wsc.classifier.update.held_out import check_usable, rows_of, set_aside, unseen_in
@@ -26,8 +26,8 @@ from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.configured import check_divided_memory, with_memory_size
 from pycil_wsc.data.images.image_files import line_of
 from pycil_wsc.data.images.paths import renamed
-from pycil_wsc.data.images.sources import Source, read_source
-from pycil_wsc.data.tasks.stream import extended
+from pycil_wsc.data.images.sources import ImageSource, read_source
+from pycil_wsc.data.tasks.growing_dataset import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import absolute
@@ -90,7 +90,7 @@ class Prepared(NamedTuple):
     tests: Split | None
 
 
-def prepare(before: Before, source: Source) -> Prepared:
+def prepare(before: Before, source: ImageSource) -> Prepared:
     """Read the images, leave out those that are known already, and hold some out.
 
     Images that are kept from earlier tasks with the same class are left out. Those that were learned with another
@@ -160,7 +160,7 @@ def _check_memory(config: Config, held: Dataset | None, classes: int) -> None:
     check_divided_memory(config, classes, f"{classes} classes", remedy, size)
 
 
-def part_of(source: Source, config: Config, say: Say) -> Dataset:
+def part_of(source: ImageSource, config: Config, say: Say) -> Dataset:
     """The training images of ``source``; ``say`` gets a line about what is not learned."""
     part = as_configured(read_source(source, config.data_root), config)
     line = line_of(part.left_out)

@@ -18,7 +18,7 @@ from pycil_wsc.classifier.update.known_images import learns_once
 from pycil_wsc.classifier.update.prepare import Prepared
 from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.memory.values import renumbered
-from pycil_wsc.data.tasks.stream import kept
+from pycil_wsc.data.tasks.growing_dataset import kept
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.methods.consolidation.wsc import configured_learner
 from pycil_wsc.networks.nets import Backbone

@@ -32,7 +32,7 @@ from pycil_wsc.classifier.update.publish import (
 from pycil_wsc.classifier.update.record import record
 from pycil_wsc.classifier.update.train import train
 from pycil_wsc.data.images.fingerprint import changed
-from pycil_wsc.data.images.sources import Source
+from pycil_wsc.data.images.sources import ImageSource
 from pycil_wsc.errors import UserError
 from pycil_wsc.runs.run import losses
 from pycil_wsc.seeding import lock_of_threads
@@ -40,7 +40,7 @@ from pycil_wsc.seeding import lock_of_threads
 ONE_AT_A_TIME = lock_of_threads()  # training draws from the random generators of the process
 
 
-def updated(before: Before, source: Source) -> UpdateResult:
+def updated(before: Before, source: ImageSource) -> UpdateResult:
     """Learn one more task, or load it if it was learned in ``out`` before."""
     started = time.perf_counter()
     prepared = prepare(before, source)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycil_wsc.data.batches.order import WHOLE, Share, batch_slices
+from pycil_wsc.data.batches.epoch_order import WHOLE, Share, batch_slices
 
 
 class GaussianSource:

@@ -24,7 +24,7 @@ from pycil_wsc.allocator import return_freed_memory
 from pycil_wsc.data.batches.augmentation import augment, crops
 from pycil_wsc.data.batches.augmentation.auto_augment import AutoAugment
 from pycil_wsc.data.batches.augmentation.rand_augment import RandAugment
-from pycil_wsc.data.batches.order import WHOLE, Parts, Share, batch_slices, chunks, epoch_order, size_of
+from pycil_wsc.data.batches.epoch_order import WHOLE, Parts, Share, batch_slices, chunks, epoch_order, size_of
 from pycil_wsc.data.images.image_files import decode
 from pycil_wsc.data.images.parallel import at_most_one_per_core, worker_ended
 from pycil_wsc.data.types import DatasetInfo, ImageMap, Split

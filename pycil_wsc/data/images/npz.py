@@ -169,7 +169,7 @@ def check_names(place: str, names: Sequence[str]) -> None:
     """Raise a :class:`UserError`, which begins with ``place``, if two classes have the same name, or one none that can
     be read (:func:`problem_of_name`).
 
-    Classes are identified by their names where tasks are joined (:mod:`pycil_wsc.data.tasks.stream`).
+    Classes are identified by their names where tasks are joined (:mod:`pycil_wsc.data.tasks.growing_dataset`).
     """
     for name in names:
         if problem := problem_of_name(name):

@@ -36,13 +36,13 @@ class Columns(Protocol):
     def __getitem__(self, key: Any) -> Any: ...
 
 
-Source = str | tuple[object, object] | TorchDataset | Columns
+ImageSource = str | tuple[object, object] | TorchDataset | Columns
 FORMS = "give 'folder:PATH', 'npz:PATH', (images, labels), a torch Dataset or a Hugging Face data set"
 UNSTREAMED = "it is streamed and has no length; load the data set without streaming"
 IMAGES = "give uint8 (N, side, side, 3) or a list of file names"
 
 
-def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
+def read_source(source: ImageSource, data_root: str | Path = "data") -> Dataset:
     """Read the images and class names of one task.
 
     Args:
@@ -63,7 +63,7 @@ def read_source(source: Source, data_root: str | Path = "data") -> Dataset:
     return part
 
 
-def read_listed(source: Source, data_root: str | Path = "data") -> Dataset:
+def read_listed(source: ImageSource, data_root: str | Path = "data") -> Dataset:
     """:func:`read_source` without a fingerprint, for which each file is looked at: some may not be there."""
     if isinstance(source, str):
         kind, _, path = source.partition(":")

@@ -164,7 +164,7 @@ def blurred(tasks: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 class TaskStream(TaskSequence):
-    """Tasks with their own images, of new or known classes (:mod:`pycil_wsc.data.tasks.stream`).
+    """Tasks with their own images, of new or known classes (:mod:`pycil_wsc.data.tasks.growing_dataset`).
 
     ``dataset`` must have ``arrivals``, and its classes in learning order.
     """

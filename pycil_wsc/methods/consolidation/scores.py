@@ -15,7 +15,7 @@ from pycil_wsc import registry, seeding
 from pycil_wsc.consolidation import Importance, WeightSpaceConsolidation
 from pycil_wsc.consolidation.batch_norm import restored_modes
 from pycil_wsc.consolidation.importance import as_importance
-from pycil_wsc.data.batches.order import WHOLE
+from pycil_wsc.data.batches.epoch_order import WHOLE
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.devices import synchronize
 from pycil_wsc.errors import UnusableRun, first_line

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pycil_wsc.data.memory.choices import normalise
+from pycil_wsc.data.memory.exemplar_selection import normalise
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import key

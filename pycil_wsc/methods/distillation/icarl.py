@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from typing_extensions import Unpack
 
-from pycil_wsc.data.memory.choices import normalise
+from pycil_wsc.data.memory.exemplar_selection import normalise
 from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.distilling import DistillingLearner
 from pycil_wsc.methods.losses import distillation

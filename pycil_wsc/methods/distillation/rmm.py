@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pycil_wsc import registry, seeding
-from pycil_wsc.data.batches.order import batch_slices
+from pycil_wsc.data.batches.epoch_order import batch_slices
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.icarl import ICaRL

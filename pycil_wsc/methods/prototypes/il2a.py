@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from typing_extensions import Unpack
 
+from pycil_wsc.data.batches.epoch_order import WHOLE, Share, batch_slices
 from pycil_wsc.data.batches.loader import Source
-from pycil_wsc.data.batches.order import WHOLE, Share, batch_slices
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.prototypes.prototypical import PYCIL, PrototypeLearner

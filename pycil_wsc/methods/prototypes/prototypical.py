@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Unpack
 
-from pycil_wsc.data.memory.choices import normalise
+from pycil_wsc.data.memory.exemplar_selection import normalise
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key
 from pycil_wsc.methods.distillation.distilling import DistillingLearner

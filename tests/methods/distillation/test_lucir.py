@@ -9,7 +9,7 @@ from support.small_runs import assert_slopes, batch_of, killed_at, without_measu
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
-from pycil_wsc.data.memory.choices import nearest_to_mean
+from pycil_wsc.data.memory.exemplar_selection import nearest_to_mean
 from pycil_wsc.runs.run import Run
 from pycil_wsc.training.batches import Sampling
 

@@ -9,7 +9,7 @@ from support.small_runs import assert_slopes, batch_of, killed_at, without_measu
 
 from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
-from pycil_wsc.data.memory.choices import herding
+from pycil_wsc.data.memory.exemplar_selection import herding
 from pycil_wsc.errors import UserError
 from pycil_wsc.methods.consolidation.wsc import configured_learner
 from pycil_wsc.methods.distillation.podnet import nca

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pycil_wsc.data.batches.order import batch_slices
+from pycil_wsc.data.batches.epoch_order import batch_slices
 from pycil_wsc.methods.prototypes.il2a import MixingSource
 
 KEYS = {"init_cls": 4, "increment": 3, "batch_size": 32, "lrate": 1e-3, "init_lr": 1e-3}

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pycil_wsc.data.batches.order import epoch_order
+from pycil_wsc.data.batches.epoch_order import epoch_order
 from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.registry import register_learner

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize, pad
 from typing_extensions import Unpack
 
 from pycil_wsc import seeding
-from pycil_wsc.data.batches.order import batch_slices, epoch_order
+from pycil_wsc.data.batches.epoch_order import batch_slices, epoch_order
 from pycil_wsc.data.memory.stream_memory import NONE, StreamMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.keys import key

@@ -7,7 +7,7 @@ from support.herding import herding_by_the_book
 from pycil_wsc.data.data_options import ALL
 from pycil_wsc.data.images.npz import info_of_arrays
 from pycil_wsc.data.memory.memory import ExemplarMemory
-from pycil_wsc.data.tasks.stream import extended, joined, kept
+from pycil_wsc.data.tasks.growing_dataset import extended, joined, kept
 from pycil_wsc.data.tasks.tasks import TaskStream
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
