@@ -24,7 +24,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.data.tasks.tasks import DataManager
 from pycil_wsc.devices import memory_in_use, peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.training.phase import Monitor
 from pycil_wsc.training.precision import resolved_precision
 

@@ -32,7 +32,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split
 from pycil_wsc.data.tasks.tasks import DataManager
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.training.learner import grow_for
 from pycil_wsc.training.processes import SINGLE_PROCESS, Processes
 from pycil_wsc.training.step import backward

@@ -51,7 +51,7 @@ from pycil_wsc.data.images.datasets import Dataset, DatasetInfo, Split, load_dat
 from pycil_wsc.data.images.map import decoded
 from pycil_wsc.data.tasks.tasks import DataManager
 from pycil_wsc.devices import peak_memory, reset_peak_memory, resolved_device
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.training import budget, loop
 from pycil_wsc.training.batches import Batch
 from pycil_wsc.training.learner import grow_for

@@ -198,12 +198,14 @@ def flat_folders(root: Path = ROOT) -> Counter:
     return Counter(path.parent.relative_to(root) for name, path in modules(root) if within(name, [PACKAGE]))
 
 
-STEP_OF_REPLAY = (  # in the order of docs/how_a_step_runs.md: what runs in a step, without the data path
+STEP_OF_REPLAY = (  # what docs/how_a_step_runs.md leads through, without the data path
     "methods/replay/replay.py",
     "training/learner.py",
     "training/loop.py",
     "training/phase.py",
     "training/batches.py",
+    "training/over.py",
+    "training/precision.py",
     "training/step/backward.py",
 )
 PREDICTION = (  # an image through Learner.predict
@@ -211,7 +213,7 @@ PREDICTION = (  # an image through Learner.predict
     "classifier/predict/answers.py",
     "classifier/predict/classifier.py",
     "classifier/predict/images.py",
-    "classifier/predict/predictor.py",
+    "training/learner.py",
     "training/outputs.py",
 )
 

@@ -15,7 +15,7 @@ from pycil_wsc.config.pycil_files import our_names, our_values
 from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.devices import numbered, resolved_device
 from pycil_wsc.errors import UserError
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.results import metrics
 from pycil_wsc.runs.predictions import predictions

@@ -16,7 +16,7 @@ from pycil_wsc.data.tasks.tasks import TaskSequence
 from pycil_wsc.data.types import Split
 from pycil_wsc.devices import out_of_memory, widest_float
 from pycil_wsc.errors import UserError, first_line
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.runs.predictions import predictions, predictions_of
 from pycil_wsc.studies.records import Records
 from pycil_wsc.training.learner import BaseLearner

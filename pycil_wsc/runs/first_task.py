@@ -26,7 +26,7 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name
 from pycil_wsc.errors import Unwritable, first_line
 from pycil_wsc.files import Json, locked_if_writable
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.networks.timm_models import is_timm
 from pycil_wsc.reproducibility import CODE, code_elsewhere
 from pycil_wsc.runs.checkpoint import arithmetic

@@ -12,7 +12,7 @@ from pycil_wsc.data.memory.stream_memory import StreamMemory
 from pycil_wsc.data.tasks.tasks import Task, TaskSequence
 from pycil_wsc.errors import UserError, WrongPlan
 from pycil_wsc.keys import declared
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.networks.nets import check_features
 from pycil_wsc.seeding import derived_seed, restored

@@ -21,7 +21,7 @@ from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import device_name, reset_peak_memory, resolved_device
 from pycil_wsc.errors import TrainingDiverged, UnusableRun
 from pycil_wsc.files import Json, write_json
-from pycil_wsc.methods.consolidation.wsc import new_learner
+from pycil_wsc.methods.configured import new_learner
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.reproducibility import deterministic, threads
 from pycil_wsc.results import write_result

@@ -19,7 +19,7 @@ from pycil_wsc.data.tasks.tasks import Task, tasks_of
 from pycil_wsc.data.types import Dataset
 from pycil_wsc.devices import make_current, numbered, resolved_device, synchronize
 from pycil_wsc.errors import UserError, described
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.reproducibility import deterministic, threads
 from pycil_wsc.runs.planning import plan_of
 from pycil_wsc.training.learner import BaseLearner

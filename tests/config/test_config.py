@@ -17,7 +17,7 @@ from pycil_wsc.config.kinds import run_folder
 from pycil_wsc.config.loading import load, parse_override, resolve, resolve_recorded
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import DECIDES, declared, key
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.networks.backbone_options import BackboneOptions
 from pycil_wsc.training.learner import configured_backbone
 from utils.factory import OF_WHOLE_RUNS

@@ -14,7 +14,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.batches.loader import open_source
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.tasks.tasks import tasks_of
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.training.phase import Monitor
 from pycil_wsc.training.step.cost import Operations, StepCost
 

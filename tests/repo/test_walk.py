@@ -4,9 +4,14 @@ import ast
 import importlib
 import re
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
-from structure import ROOT, cycles, walks
+from structure import PREDICTION, ROOT, STEP_OF_REPLAY, cycles, walks
+
+import pycil_wsc
+from pycil_wsc.training import loop
 
 PACKAGE = ROOT / "pycil_wsc"
 WALK = (ROOT / "docs/how_a_step_runs.md").read_text(encoding="utf-8")
@@ -66,6 +71,43 @@ def test_as_many_files_as_the_page_says_are_to_be_read():
     for what, files in walks().items():
         assert f"| {what} | {len(files)} |" in WALK
         assert len(set(files)) == len(files) and all((PACKAGE / path).exists() for path in files)
+
+
+def files_run(call):
+    """The package's files whose functions are called within ``call()``."""
+    files = set()
+
+    def note(frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            files.add(path.relative_to(PACKAGE).as_posix())
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return files
+
+
+def test_the_files_that_are_to_be_read_are_those_that_run(monkeypatch):
+    """Every listed file runs, and of the loop's room nothing is missing but what it merely calls."""
+    fit, of_step = loop.fit, set()
+    monkeypatch.setattr(loop, "fit", lambda *given: of_step.update(files_run(lambda: fit(*given))))
+    learner = pycil_wsc.Learner("replay", memory_per_class=1, convnet_type="resnet8", epochs=1, held_out=0)
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+    learner.learn((images, ["a", "a", "b", "b"]))
+    assert set(STEP_OF_REPLAY) <= of_step
+    called = {"processes.py", "replay_plan.py"}  # the number of processes, a seed
+    assert {path for path in of_step if path.startswith("training/") and path.count("/") == 1} <= (
+        set(STEP_OF_REPLAY) | {f"training/{name}" for name in called}
+    )
+    of_prediction = files_run(lambda: learner.predict(images))
+    assert set(PREDICTION) <= of_prediction
+    parts = ("classifier/", "training/")
+    merely = {"training/learner_config.py"}
+    assert {path for path in of_prediction if path.startswith(parts)} == set(PREDICTION) | merely
 
 
 @pytest.fixture

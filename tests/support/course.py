@@ -16,7 +16,7 @@ from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.tasks.tasks import tasks_of
 from pycil_wsc.devices import resolved_device
 from pycil_wsc.launch.attempt import Datasets
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.runs.predictions import predictions, predictions_of
 from pycil_wsc.training import loop
 

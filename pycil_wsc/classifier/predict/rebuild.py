@@ -18,7 +18,7 @@ from pycil_wsc.data.types import Arrivals, Dataset, DatasetInfo, Split
 from pycil_wsc.devices import numbered, out_of_memory, resolved_device
 from pycil_wsc.errors import UserError
 from pycil_wsc.keys import declared
-from pycil_wsc.methods.consolidation.wsc import new_learner
+from pycil_wsc.methods.configured import new_learner
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.seeding import restored
 from pycil_wsc.state import State

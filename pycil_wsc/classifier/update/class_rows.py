@@ -18,7 +18,7 @@ from pycil_wsc.classifier.predict.rebuild import Reached, grown
 from pycil_wsc.config.image_config import Config
 from pycil_wsc.data.types import DatasetInfo
 from pycil_wsc.errors import UserError
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.state import State
 from pycil_wsc.training.learner_state import stored_of, tensors_of, with_parts, without_memory
 

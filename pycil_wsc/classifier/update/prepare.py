@@ -31,7 +31,7 @@ from pycil_wsc.data.tasks.growing_dataset import extended
 from pycil_wsc.data.types import Dataset, Split
 from pycil_wsc.errors import UserError
 from pycil_wsc.files import absolute
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.runs.class_incremental import as_configured
 from pycil_wsc.runs.run import losses
 from pycil_wsc.training.learner import capacity_of

@@ -20,7 +20,7 @@ from pycil_wsc.data.configured import for_training
 from pycil_wsc.data.memory.values import renumbered
 from pycil_wsc.data.tasks.growing_dataset import kept
 from pycil_wsc.devices import numbered, resolved_device
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.networks.nets import Backbone
 from pycil_wsc.reproducibility import threads
 from pycil_wsc.runs.planning import check_backbone

@@ -19,15 +19,14 @@ from pycil_wsc.consolidation.epochs import warmup_in_steps
 from pycil_wsc.data.memory.memory import ExemplarMemory
 from pycil_wsc.data.tasks.tasks import Task
 from pycil_wsc.errors import UnusableRun, UserError
-from pycil_wsc.methods.closed_form.closed_form import ClosedForm
 from pycil_wsc.methods.consolidation.scores import chosen_importance, cost_of_scoring
 from pycil_wsc.methods.consolidation.triggers import Plateau, held_out_counts, held_out_exemplars, mean_loss
 from pycil_wsc.methods.replay.replay import Replay
-from pycil_wsc.networks.nets import Backbone, inner_units
+from pycil_wsc.networks.nets import inner_units
 from pycil_wsc.registry import register_learner
 from pycil_wsc.state import State
 from pycil_wsc.studies.rival_resets import Fresh, Sum, Training
-from pycil_wsc.training.learner import Arguments, BaseLearner, Given, grow_for
+from pycil_wsc.training.learner import Arguments, BaseLearner, grow_for
 from pycil_wsc.training.learner_config import Costs, LearnerConfig
 from pycil_wsc.training.optimizers.schedules import held_lr
 from pycil_wsc.training.phase import Phase, PhaseRun
@@ -48,25 +47,6 @@ class Replacement(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
-
-
-def configured_learner(config: LearnerConfig) -> type[BaseLearner]:
-    """The learner's class of the run with this ``config``."""
-    learner = registry.learners[config.model_name]
-    return consolidated(learner) if config.consolidate else learner
-
-
-def new_learner(config: LearnerConfig, *arguments: Unpack[Given], lent: Backbone | None = None) -> BaseLearner:
-    """A new learner of the run with this ``config``; ``arguments``: the others of its constructor.
-
-    ``lent``: the backbone of another learner, which a method that leaves it as it is may use
-    (:class:`~pycil_wsc.methods.closed_form.closed_form.ClosedForm`).
-    """
-    learner = configured_learner(config)
-    if lent is None:
-        return learner(config, *arguments)
-    assert issubclass(learner, ClosedForm)
-    return learner(config, *arguments, lent=lent)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from pycil_wsc.config.loading import resolve
 from pycil_wsc.data.images.datasets import load_dataset
 from pycil_wsc.data.memory.exemplar_selection import herding
 from pycil_wsc.errors import UserError
-from pycil_wsc.methods.consolidation.wsc import configured_learner
+from pycil_wsc.methods.configured import configured_learner
 from pycil_wsc.methods.distillation.podnet import nca
 from pycil_wsc.networks.heads import ProxyHead
 from pycil_wsc.networks.stages import with_stages
