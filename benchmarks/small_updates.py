@@ -13,7 +13,7 @@ process, which is a new one for each method.
 **Files**: in a new process for each number of JPEGs of 32 x 32 pixels in a folder, the peaks of its memory while they
 are listed, checked and learned (NCM), and while the learner is saved; and its bytes.
 
-What is not measured stays as it is in the record.
+What is not measured stays as it is in the record, which names the commit of each part.
 """
 
 import argparse
@@ -48,7 +48,7 @@ CONTENTS = 300  # pictures of the files
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--classes", nargs="+", type=int, default=[10, 100, 1000])
+    parser.add_argument("--classes", nargs="*", type=int, default=[10, 1000], help="none: not measured")
     parser.add_argument("--in-a-row", type=int, default=1000, help="0: not measured")
     parser.add_argument("--files", nargs="*", type=int, default=[10_000, 100_000, 1_000_000], help="none: not measured")
     parser.add_argument("--of-folder", type=Path, help="measure the files of this folder, and print what they take")
@@ -61,9 +61,10 @@ def main():
     if args.of_method:
         print(json.dumps(in_a_row(args.of_method, args.in_a_row)))
         return
-    record = {"updates": {}, "in_a_row": {}, "files": {}}
+    record = {"updates": {}, "in_a_row": {}, "files": {}, "commits": {}}
     if args.out and args.out.exists():
         record |= {part: measured for part, measured in json.loads(args.out.read_text()).items() if part in record}
+    measured_now = {"updates": args.classes, "in_a_row": args.in_a_row, "files": args.files}
     for method in args.methods:
         for classes in args.classes:
             record["updates"][f"{method}, {classes} classes"] = measured = of_updates(method, classes)
@@ -76,7 +77,10 @@ def main():
     for number in args.files:
         record["files"][str(number)] = measured = with_so_many_files(number)
         print(f"{number} files", json.dumps(measured), flush=True)
-    write(record | origin(torch.device("cpu")), args.out)
+    place = origin(torch.device("cpu"))
+    commit = place.pop("commit")
+    record["commits"] |= {part: commit for part, asked in measured_now.items() if asked}
+    write(record | place, args.out)
 
 
 def pictures(labels: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
