@@ -461,9 +461,9 @@ def test_the_table_of_small_updates_is_the_record():
     choices = [updates[f"ranpac, {number} classes"]["update_with_choice_seconds"] for number in (10, 1000)]
     assert "This takes {:.0f} to {:.0f} s.".format(*choices) in text
     first, last = (record["in_a_row"]["ncm"][number] for number in ("100", "1000"))
-    in_a_row = [f"{part['update_seconds']:.2f}" for part in (first, last)]
+    in_a_row = [f"{part['update_seconds']:.3f}" for part in (first, last)]
     assert numbers_beside(text, "updates in a row")[-2:] == in_a_row
-    assert numbers_beside(text, "A save goes from") == [f"{part['save_seconds']:.2f}" for part in (first, last)]
+    assert numbers_beside(text, "A save goes from") == [f"{part['save_seconds']:.3f}" for part in (first, last)]
     fewer, more = (record["files"][number]["learned_mb"] for number in ("10000", "1000000"))
     assert {"10,000", f"{more - fewer:.0f}"} <= set(numbers_beside(text, "million files", "MB"))
 
@@ -589,7 +589,6 @@ def errors_and_costs(record):
     for name in ("none", "brightness x 0.8", "noise of 15 of 255"):
         cells.append(f"{shift[name]['p <= 0.01']} ({shift[name]['p <= 0.05']})")
     predict = record["prediction"]
-    cells.append(", ".join(f"{size / 1e6:.1f}" for size in record["bytes"].values()))
     cells.append(", ".join(f"{seconds:.0f}" for seconds in record["update"]["cpu_seconds"]))
     return [*cells, f"{predict['predict_microseconds']['median'] / 1000:.2f} (×{predict['ratio']:.2f})"]
 
