@@ -37,6 +37,7 @@ RECORDS |= {
     "claims": CLAIMS,
     "claims of the small protocol": CLAIMS,
     "arms": RESULTS,
+    "batch norm": RESULTS,
     "gains": README,
 }
 RECORDS |= dict.fromkeys(speed_tables.TABLES, SPEED)
@@ -130,6 +131,7 @@ def recorded(name):
         "claims": well_trained.claims,
         "claims of the small protocol": study("night", "claims").rows,
         "arms": well_trained.arms,
+        "batch norm": study("pycil_protocol").rows,
         "gains": well_trained.gains_of_both_parts,
     }
     tables |= {speed: partial(speed_tables.rows, speed) for speed in speed_tables.TABLES}

@@ -158,6 +158,34 @@ def test_the_level_in_pycils_protocol_is_that_of_the_record():
     assert len(parts) == 8 and f"{(parts - whole).mean():.2f}" in numbers_beside(text, "batch_norm_parts", "points")
 
 
+def with_t_interval(values):
+    """Mean and 95 % interval of differences, as a cell has them."""
+    low, high = stats.ttest_1samp(values, 0).confidence_interval()
+    text = f"{np.mean(values):+.2f} ± {(high - low) / 2:.2f}"
+    return f"**{text}**" if low * high > 0 else text
+
+
+def test_the_effect_of_batch_norm_over_four_parts_is_that_of_the_records():
+    """Seed 1993's records are those of the table above."""
+    folder = ROOT / "results/studies/pycil_protocol"
+    runs = read(folder / "table.csv")
+    configs = load(ROOT / "exps/studies/batch_norm.json")
+    assert {config.max_tasks for config in configs} == {3}
+    curves = {(run["batch_norm_parts"], run["seed"]): [run[f"accuracy_{task}"] for task in (1, 2, 3)] for run in runs}
+    assert all(run["commit"] and run["precision"] == "bf16" for run in runs)
+    log = (folder / "replay-four-parts.log").read_text()
+    curves.setdefault((4, 1993), [float(value) for value in re.findall(r"classes: CNN ([\d.]+)", log)][:3])
+    curves.setdefault((1, 1993), json.loads((folder / "replay.json").read_text())["curve"][:3])
+    assert set(curves) == {(config.batch_norm_parts, config.seed) for config in configs}
+    gains = np.array([np.subtract(curves[4, seed], curves[1, seed]) for seed in (1993, 1994, 1995)])
+    gains = np.column_stack([gains, gains.mean(1)])
+    expected = [[str(1993 + at), *(f"{value:+.2f}" for value in row)] for at, row in enumerate(gains)]
+    expected.append(["all", *map(with_t_interval, gains.T)])
+    header, found = rows_after(ROOT / "docs/results.md", "<!-- records: batch norm -->")
+    assert header == ["seed", "after task 1", "after task 2", "after task 3", "mean"]
+    assert found == expected
+
+
 def test_the_gains_with_the_papers_schedule_are_those_of_the_runs_and_of_the_papers_table():
     def average(name):
         return json.loads((ROOT / f"results/studies/cifar100_paper_schedule/{name}.json").read_text())["avg_acc"]
