@@ -4,7 +4,6 @@ python docs/scripts/generate.py
 """
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,19 +20,13 @@ Curves = Mapping[int, Mapping[int, Sequence[float]]]  # {seed: {parts of a batch
 
 def rows() -> list[tuple[str, ...]]:
     """The header and the rows: of each seed, the accuracy with four parts minus that of the whole batch."""
-    return rows_of({**of_longer_runs(), **of_table(recorded("pycil_protocol"))})
+    return rows_of(curves_of(recorded("pycil_protocol")))
 
 
-def of_longer_runs() -> Curves:
-    """Seed 1993, whose runs were not stopped after the third task."""
-    whole = json.loads((HERE / "replay.json").read_text())
-    four = re.findall(r"classes: CNN ([\d.]+)", (HERE / "replay-four-parts.log").read_text())
-    return {whole["config"]["seed"]: {1: whole["curve"], 4: [float(accuracy) for accuracy in four]}}
-
-
-def of_table(runs: list[Row]) -> Curves:
-    """The curves in table.csv."""
-    curves: dict[int, dict[int, list[float]]] = {}
+def curves_of(runs: list[Row]) -> Curves:
+    """The curves of these ``runs``, and of replay.json, which has the whole batch, another seed and all ten tasks."""
+    longer = json.loads((HERE / "replay.json").read_text())
+    curves: dict[int, dict[int, list[float]]] = {longer["config"]["seed"]: {1: longer["curve"]}}
     for run in runs:
         curves.setdefault(run["seed"], {})[run["batch_norm_parts"]] = after_each_task(run, "accuracy")
     return curves
