@@ -158,13 +158,6 @@ def test_the_level_in_pycils_protocol_is_that_of_the_record():
     assert len(parts) == 8 and f"{(parts - whole).mean():.2f}" in numbers_beside(text, "batch_norm_parts", "points")
 
 
-def with_t_interval(values):
-    """Mean and 95 % interval of differences, as a cell has them."""
-    low, high = stats.ttest_1samp(values, 0).confidence_interval()
-    text = f"{np.mean(values):+.2f} ± {(high - low) / 2:.2f}"
-    return f"**{text}**" if low * high > 0 else text
-
-
 def test_the_effect_of_batch_norm_over_four_parts_is_that_of_the_records():
     """The run of seed 1993 with the whole batch is the one of ten tasks."""
     folder = ROOT / "results/studies/pycil_protocol"
@@ -178,7 +171,7 @@ def test_the_effect_of_batch_norm_over_four_parts_is_that_of_the_records():
     gains = np.array([np.subtract(curves[4, seed], curves[1, seed]) for seed in (1993, 1994, 1995)])
     gains = np.column_stack([gains, gains.mean(1)])
     expected = [[str(1993 + at), *(f"{value:+.2f}" for value in row)] for at, row in enumerate(gains)]
-    expected.append(["all", *map(with_t_interval, gains.T)])
+    expected.append(["all", *map(interval, gains.T)])
     header, found = rows_after(ROOT / "docs/results.md", "<!-- records: batch norm -->")
     assert header == ["seed", "after task 1", "after task 2", "after task 3", "mean"]
     assert found == expected

@@ -19,8 +19,15 @@ Curves = Mapping[int, Mapping[int, Sequence[float]]]  # {seed: {parts of a batch
 
 
 def rows() -> list[tuple[str, ...]]:
-    """The header and the rows: of each seed, the accuracy with four parts minus that of the whole batch."""
-    return rows_of(curves_of(recorded("pycil_protocol")))
+    """The header and the rows: of each seed with both, the accuracy with four parts minus that of the whole batch."""
+    gains = {}
+    for seed, curve in sorted(curves_of(recorded("pycil_protocol")).items()):
+        if len(curve) == 2:
+            gain = [four - whole for four, whole in zip(curve[4][:TASKS], curve[1][:TASKS], strict=True)]
+            gains[seed] = [*gain, statistics.fmean(gain)]
+    header = ("seed", *(f"after task {task}" for task in range(1, TASKS + 1)), "mean")
+    lines = [(str(seed), *(f"{value:+.2f}" for value in gain)) for seed, gain in gains.items()]
+    return [header, *lines, ("all", *(spread(list(values), "+") for values in zip(*gains.values(), strict=True)))]
 
 
 def curves_of(runs: list[Row]) -> Curves:
@@ -30,15 +37,3 @@ def curves_of(runs: list[Row]) -> Curves:
     for run in runs:
         curves.setdefault(run["seed"], {})[run["batch_norm_parts"]] = after_each_task(run, "accuracy")
     return curves
-
-
-def rows_of(curves: Curves) -> list[tuple[str, ...]]:
-    """The rows of these ``curves``, of each seed that has both."""
-    gains = {}
-    for seed, curve in sorted(curves.items()):
-        if len(curve) == 2:
-            gain = [four - whole for four, whole in zip(curve[4][:TASKS], curve[1][:TASKS], strict=True)]
-            gains[seed] = [*gain, statistics.fmean(gain)]
-    header = ("seed", *(f"after task {task}" for task in range(1, TASKS + 1)), "mean")
-    lines = [(str(seed), *(f"{value:+.2f}" for value in gain)) for seed, gain in gains.items()]
-    return [header, *lines, ("all", *(spread(list(values), "+") for values in zip(*gains.values(), strict=True)))]
